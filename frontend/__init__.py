@@ -1,0 +1,1 @@
+"""Text in, text out: HTTP, the client endpoint, tokenizing and detokenizing."""

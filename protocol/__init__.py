@@ -1,0 +1,1 @@
+"""Everything two of Tokenwire's processes must agree on, and nothing else."""

@@ -1,0 +1,1 @@
+"""Decides what each step computes. Knows integers only: no text, no tensors, no torch."""

@@ -1,0 +1,1 @@
+"""Computes what it is told, on one tensor-parallel rank."""
