@@ -1,0 +1,530 @@
+"""Every message between Tokenwire's processes: schema, validator and documentation in one.
+
+    client    ──Generate, Abort, Status──►  frontend  ──AddSequence, Abort──►  scheduler
+    client    ◄─Output, AbortAck, StatusReply─  frontend  ◄─TokenDeltas, AbortAck─  scheduler
+    scheduler ──StepPlan──►  every rank  ──StepResult──►  scheduler
+    frontend  ──TextJob──►  its text process  ──TextDone──►  frontend
+    any child ──Ready, Heartbeat, Failure──►  launcher   (an inherited pipe)
+
+A frame is one msgpack array: the tag (the class name), then the fields in the order written here.
+The first message in each direction of a connection is `Hello`; every later one starts with
+`epoch, seq`. Decoding is the validation: unknown tags, extra fields, wrong types and values out of
+bounds are refused. `Ping`, `Resend`, `Reset` and `Drain` control a connection and are not counted:
+their `seq` is that of the last counted message their sender has sent, so each also shows a gap.
+
+Integer sequences on the hot path are columns (`protocol.columns`): little-endian int32 unless said
+otherwise.
+"""
+
+import enum
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from protocol.errors import ErrorCode
+
+PROTOCOL_VERSION = 1
+
+MAX_FRAME_BYTES = 16 << 20
+"""Largest frame any socket accepts."""
+MAX_TEXT_BYTES = 8 << 20
+MAX_SAMPLES = 64
+MAX_STOP_STRINGS = 4
+MAX_STOP_TOKEN_IDS = 64
+MAX_TOP_LOGPROBS = 20
+
+Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+RequestId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+SampleIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_SAMPLES)]
+Column: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
+ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
+LongText: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_BYTES)]
+
+
+class FinishReason(enum.IntEnum):
+    """How a sequence ended without an error. Zero in a column of reasons: still running."""
+
+    STOP = 1
+    """It produced a stop token, or its text a stop string."""
+    LENGTH = 2
+    """It reached max_tokens, max_model_len, or all the blocks there are."""
+    ABORT = 3
+    """Its client no longer wanted it."""
+    TIMEOUT = 4
+    """Its deadline passed."""
+
+
+class Role(enum.IntEnum):
+    """What kind of process speaks."""
+
+    LAUNCHER = 0
+    FRONTEND = 1
+    SCHEDULER = 2
+    WORKER = 3
+    TEXT = 4
+    CLIENT = 5
+
+
+class AbortState(enum.IntEnum):
+    """What an aborted sequence was when the abort arrived."""
+
+    UNKNOWN = 0
+    LIVE = 1
+    FINISHED = 2
+
+
+class TextKind(enum.IntEnum):
+    """What a text job asks for."""
+
+    TOKENIZE = 0
+    """Text to token ids."""
+    RENDER = 1
+    """Chat messages through the model's template to token ids."""
+    COMPILE = 2
+    """A grammar to its compiled form (reserved)."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Base of what messages are made of: positional, without a tag."""
+
+
+class Message(
+    msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True, forbid_unknown_fields=True
+):
+    """Base of every wire type: immutable, tagged with its class name, positional."""
+
+
+class Numbered(Message, frozen=True, kw_only=True):
+    """A message after `Hello`. Its link fills in both fields when it sends (`protocol.link`)."""
+
+    epoch: Count = 0
+    """Incarnation of the engine; a message of another epoch is dropped."""
+    seq: Count = 0
+    """Counts this direction of this connection from 1."""
+
+
+# ------------------------------------------------------------------------------
+# Parts
+
+
+class SamplingParams(Part, frozen=True, kw_only=True):
+    """How to choose output tokens. The scheduler sees it resolved: no None where a None has a rule."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    """0 is greedy; below 1e-5 counts as 0."""
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches this."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Drop tokens less likely than this share of the most likely one."""
+    seed: Int64 | None = None
+    """Any 64-bit integer. None: the frontend draws one."""
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """Most output tokens. None: the room left in the context."""
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """Fewest output tokens before a stop token or stop string counts."""
+    n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
+    """Samples per prompt; each is its own sequence."""
+    stop: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=4)
+    ] = []
+    """Strings that end the output; empty by the time the scheduler sees the sequence."""
+    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=64)] = []
+    """Tokens that end the output. The frontend adds the model's EOS ids unless ignore_eos."""
+    ignore_eos: bool = False
+    """Do not stop at the model's EOS tokens."""
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """How many most likely tokens to report beside the chosen one. None: no logprobs."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string at the end of the text."""
+    grammar: None = None
+    """Reserved."""
+
+
+class EngineFacts(Part, frozen=True, kw_only=True):
+    """What a rank has; from the scheduler: rank 0's, with the smallest num_blocks of all ranks."""
+
+    rank: Annotated[int, Meta(ge=0, lt=1024)]
+    back_end: ShortText
+    """Attention back end, or "checksum"."""
+    block_size: Annotated[int, Meta(ge=1, le=65536)]
+    """Token positions a block."""
+    num_blocks: Annotated[int, Meta(ge=1, le=2**31 - 2)]
+    slots: Annotated[int, Meta(ge=1, le=65536)]
+    """Sequences that can run at once."""
+    max_model_len: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    """Most tokens of prompt and output together."""
+    vocab_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    """Width of the logits: token ids below this are legal."""
+
+
+class LogprobColumns(Part, frozen=True, kw_only=True):
+    """Log-probabilities before temperature, one entry per scored position."""
+
+    rows: Column = b""
+    """[entries] row of the step (`StepResult`) or of the columns (`TokenDeltas`)."""
+    positions: Column = b""
+    """[entries] index of the scored token in prompt + output."""
+    n: Column = b""
+    """[entries] alternatives reported, the scored token itself included."""
+    ids: Column = b""
+    """[sum of n] token ids; each entry starts with its own token."""
+    values: Column = b""
+    """[sum of n] float32."""
+
+    def __post_init__(self) -> None:
+        require_equal_lengths(rows=self.rows, positions=self.positions, n=self.n)
+        require_equal_lengths(ids=self.ids, values=self.values)
+
+
+class ChatMessage(Part, frozen=True, kw_only=True):
+    """One turn of a conversation."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: LongText
+
+
+class Usage(Part, frozen=True, kw_only=True):
+    """Tokens a request took."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    cached_tokens: Count = 0
+
+
+class ErrorInfo(Part, frozen=True, kw_only=True):
+    """A failure as its client sees it."""
+
+    code: ErrorCode
+    message: ShortText
+    param: ShortText | None = None
+
+
+class Join(Part, frozen=True, kw_only=True):
+    """A sequence enters a slot. The plan also holds its first chunk; its length is that one's start."""
+
+    slot: Annotated[int, Meta(ge=0, lt=65536)]
+    generation: Count
+    """Counts the uses of this slot."""
+    token_ids: Column
+    """Prompt, then committed output."""
+    prompt_len: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    params: SamplingParams
+    block_table: Column
+    """Blocks held, in order."""
+
+    def __post_init__(self) -> None:
+        require_items(4, token_ids=self.token_ids, block_table=self.block_table)
+
+
+# ------------------------------------------------------------------------------
+# Every connection
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """The first message in each direction of every connection."""
+
+    protocol_version: Count = PROTOCOL_VERSION
+    role: Role
+    identity: Annotated[bytes, Meta(min_length=1, max_length=64)]
+    """Of this incarnation of the process; echoed in logs, never a credential."""
+    epoch: Count = 0
+    """0: unknown yet, take the peer's."""
+    fingerprint: Annotated[str, Meta(max_length=64)] = ""
+    """Digest of what all ranks must agree on; empty means: yours."""
+    facts: EngineFacts | None = None
+    """From a worker: its own. From the scheduler to a frontend: the group's. Else nil."""
+
+
+class Ping(Numbered, frozen=True, kw_only=True):
+    """Says that the sender is there, and how long its waiting queue is."""
+
+    waiting_requests: Count = 0
+    waiting_tokens: Count = 0
+
+
+class Resend(Numbered, frozen=True, kw_only=True):
+    """Asks for every counted message from `from_seq` on."""
+
+    from_seq: Count
+
+
+class Reset(Numbered, frozen=True, kw_only=True):
+    """Forget this connection and say Hello again."""
+
+
+class Drain(Numbered, frozen=True, kw_only=True):
+    """Take nothing new; what runs may finish until the deadline."""
+
+    deadline: float
+    """Seconds on the host's monotonic clock."""
+
+
+# ------------------------------------------------------------------------------
+# Client and frontend
+
+
+class Generate(Numbered, frozen=True, kw_only=True):
+    """Generate from one prompt."""
+
+    request_id: RequestId
+    """Chosen by the client, unique among its live requests."""
+    prompt: LongText | Annotated[list[ChatMessage], Meta(max_length=1024)] = ""
+    """Text or chat messages; empty where prompt_ids is used."""
+    prompt_ids: Column = b""
+    """Token ids, instead of prompt."""
+    params: SamplingParams
+    stream: bool = True
+    """False: one Output per sample, at its end."""
+
+
+class Output(Numbered, frozen=True, kw_only=True):
+    """What one sample of a request has produced since the last Output."""
+
+    request_id: RequestId
+    sample: SampleIndex
+    first_index: Count
+    """Index of the first of these tokens in the output."""
+    text: LongText
+    token_ids: Column
+    logprobs: LogprobColumns | None = None
+    finish_reason: FinishReason | None = None
+    """Set in the sample's last Output, unless error is."""
+    usage: Usage | None = None
+    """With the sample's last Output."""
+    error: ErrorInfo | None = None
+
+
+class Status(Numbered, frozen=True, kw_only=True):
+    """Asks how the engine is."""
+
+
+class StatusReply(Numbered, frozen=True, kw_only=True):
+    """How the engine is."""
+
+    model: ShortText
+    ready: bool
+    facts: EngineFacts | None
+    live_requests: Count
+    """At this frontend."""
+    waiting_requests: Count
+    """At the scheduler."""
+
+
+class Abort(Numbered, frozen=True, kw_only=True):
+    """The client no longer wants this. Always answered by AbortAck."""
+
+    request_id: RequestId
+    sample: Annotated[int, Meta(ge=-1, lt=MAX_SAMPLES)] = -1
+    """-1: all samples."""
+
+
+class AbortAck(Numbered, frozen=True, kw_only=True):
+    """An abort has taken effect: nothing more comes of these sequences."""
+
+    request_id: RequestId
+    sample: Annotated[int, Meta(ge=-1, lt=MAX_SAMPLES)]
+    state: AbortState
+    blocks_returned: Count
+
+
+# ------------------------------------------------------------------------------
+# Frontend and its text process
+
+
+class TextJob(Numbered, frozen=True, kw_only=True):
+    """One piece of untrusted text work."""
+
+    job_id: RequestId
+    kind: TextKind
+    payload: LongText | Annotated[list[ChatMessage], Meta(max_length=1024)]
+    add_special_tokens: bool = True
+    """For TOKENIZE: whether the tokenizer adds its BOS and the like."""
+
+
+class TextDone(Numbered, frozen=True, kw_only=True):
+    """The answer to a text job."""
+
+    job_id: RequestId
+    token_ids: Column = b""
+    text: LongText = ""
+    """For RENDER: the rendered prompt."""
+    error: ShortText | None = None
+    """A sentence for the client; the other fields are empty then."""
+
+
+# ------------------------------------------------------------------------------
+# Frontend and scheduler
+
+
+class AddSequence(Numbered, frozen=True, kw_only=True):
+    """A new sequence, or one resumed from its committed tokens."""
+
+    request_id: RequestId
+    """Unique per frontend."""
+    sample: SampleIndex
+    prompt_ids: Column
+    params: SamplingParams
+    """Resolved: seed and max_tokens set, EOS ids among stop_token_ids, no stop strings."""
+    cache_domain: Annotated[bytes, Meta(max_length=64)] = b""
+    """Prefix-cache blocks are shared only inside one domain."""
+    priority: Int32 = 0
+    """Higher runs first."""
+    deadline: float | None = None
+    """Seconds on the host's monotonic clock."""
+    resume_ids: Column = b""
+    """Output tokens already committed and shown."""
+    next_index: Count = 0
+    """Index of the first output token the frontend still needs."""
+
+    def __post_init__(self) -> None:
+        require_items(4, prompt_ids=self.prompt_ids, resume_ids=self.resume_ids)
+
+
+class TokenDeltas(Numbered, frozen=True, kw_only=True):
+    """New tokens of many sequences, as columns; entry i of every column is about one sequence."""
+
+    requests: Column
+    """[rows] int64 request ids."""
+    samples: Column
+    """[rows]"""
+    first_index: Column
+    """[rows] index of the row's first token in its output."""
+    counts: Column
+    """[rows] tokens of the row."""
+    token_ids: Column
+    """[sum of counts]"""
+    logprobs: LogprobColumns | None = None
+    cached_tokens: Column
+    """[rows] prompt tokens found in the prefix cache."""
+    reasons: Column
+    """[rows] 0 while running, else its one terminal reason: a FinishReason or an ErrorCode."""
+
+    def __post_init__(self) -> None:
+        require_items(8, requests=self.requests)
+        require_equal_lengths(
+            samples=self.samples,
+            first_index=self.first_index,
+            counts=self.counts,
+            cached_tokens=self.cached_tokens,
+            reasons=self.reasons,
+        )
+        require_items(4, samples=self.samples, token_ids=self.token_ids)
+        if len(self.requests) != 2 * len(self.samples):
+            raise ValueError("requests and samples differ in length")
+
+
+# ------------------------------------------------------------------------------
+# Scheduler and ranks
+
+
+class StepPlan(Numbered, frozen=True, kw_only=True):
+    """One step of work. Its rows are its decode rows, then its chunks; results come in that order.
+
+    A rank applies leaves, joins, block copies and new blocks, in this order, then computes the
+    rows. A decode row sits at position = length and adds 1 to it; a chunk starts at length and
+    adds its count.
+    """
+
+    step_id: Count
+    """Counts plans by one, without gaps."""
+    leaves: Column = b""
+    """[leaves] slots given up."""
+    joins: Annotated[list[Join], Meta(max_length=65536)] = []
+    copies: Column = b""
+    """[copies, 2] (source block, target block)."""
+    new_blocks: Column = b""
+    """[new, 3] (slot, index in its block table, block)."""
+    decode: Column | None = b""
+    """[decode rows] slots in order; nil: exactly the previous plan's list."""
+    chunks: Column = b""
+    """[chunks, 4] (slot, start, count, last); last is 1 where the row samples a token."""
+    groups: Column = b""
+    """[members, 3] (slot, group, shared blocks): rows whose first blocks are the same. Reserved."""
+
+    def __post_init__(self) -> None:
+        require_items(4, leaves=self.leaves, decode=self.decode or b"")
+        require_items(8, copies=self.copies)
+        require_items(12, new_blocks=self.new_blocks, groups=self.groups)
+        require_items(16, chunks=self.chunks)
+
+
+class StepResult(Numbered, frozen=True, kw_only=True):
+    """What one rank did in one step; only rank 0 fills the columns."""
+
+    step_id: Count
+    digest: Annotated[int, Meta(ge=0, lt=2**32)]
+    """crc32 of (previous digest, the plan's frame, the step's tokens): equal on all ranks."""
+    tokens: Column = b""
+    """[sum of positive counts] in plan row order."""
+    counts: Column = b""
+    """[rows] 0: chunk not last; 1; -1: failed."""
+    failures: Column = b""
+    """[failed rows] their ErrorCodes, in row order."""
+    logprobs: LogprobColumns | None = None
+
+    def __post_init__(self) -> None:
+        require_items(4, tokens=self.tokens, counts=self.counts, failures=self.failures)
+
+
+# ------------------------------------------------------------------------------
+# Child and launcher, over an inherited pipe
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The child can serve."""
+
+    detail: Annotated[str, Meta(max_length=4096)] = ""
+    """For the frontend: its client endpoint's address."""
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """The child's main loop came round."""
+
+    step_id: Count = 0
+    busy_until: float = 0.0
+    """Seconds on the monotonic clock up to which silence is announced, 0 if it is not."""
+
+
+class Failure(Message, frozen=True, kw_only=True):
+    """The child is about to exit and says why."""
+
+    exit_code: Annotated[int, Meta(ge=0, le=255)]
+    sentence: Annotated[str, Meta(max_length=4096)]
+
+
+# ------------------------------------------------------------------------------
+# One union a channel and direction
+
+ControlMessage: TypeAlias = Ping | Resend | Reset | Drain
+ClientToFrontend: TypeAlias = Hello | Generate | Abort | Status | Ping | Resend | Reset | Drain
+FrontendToClient: TypeAlias = (
+    Hello | Output | AbortAck | StatusReply | Ping | Resend | Reset | Drain
+)
+FrontendToText: TypeAlias = Hello | TextJob | Ping | Resend | Reset | Drain
+TextToFrontend: TypeAlias = Hello | TextDone | Ping | Resend | Reset | Drain
+FrontendToScheduler: TypeAlias = Hello | AddSequence | Abort | Ping | Resend | Reset | Drain
+SchedulerToFrontend: TypeAlias = Hello | TokenDeltas | AbortAck | Ping | Resend | Reset | Drain
+SchedulerToWorker: TypeAlias = Hello | StepPlan | Ping | Resend | Reset | Drain
+WorkerToScheduler: TypeAlias = Hello | StepResult | Ping | Resend | Reset | Drain
+ChildToLauncher: TypeAlias = Ready | Heartbeat | Failure
+
+
+def require_items(size: int, **columns: bytes) -> None:
+    """Raise ValueError unless each column is a whole number of items of `size` bytes."""
+    for name, column in columns.items():
+        if len(column) % size:
+            raise ValueError(f"{name} is {len(column)} bytes, not a multiple of {size}")
+
+
+def require_equal_lengths(**columns: bytes) -> None:
+    """Raise ValueError unless all columns are int32 columns of one length."""
+    require_items(4, **columns)
+    if len({len(column) for column in columns.values()}) > 1:
+        raise ValueError(f"{', '.join(columns)} differ in length")
