@@ -111,7 +111,7 @@ class Numbered(Message, frozen=True, kw_only=True):
 
 
 class SamplingParams(Part, frozen=True, kw_only=True):
-    """How to choose output tokens. The scheduler sees it resolved: no None where a None has a rule."""
+    """How to choose output tokens. The scheduler sees it resolved: seed and max_tokens set."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     """0 is greedy; below 1e-5 counts as 0."""
@@ -207,7 +207,7 @@ class ErrorInfo(Part, frozen=True, kw_only=True):
 
 
 class Join(Part, frozen=True, kw_only=True):
-    """A sequence enters a slot. The plan also holds its first chunk; its length is that one's start."""
+    """A sequence enters a slot. The plan holds its first chunk too, and starts its length there."""
 
     slot: Annotated[int, Meta(ge=0, lt=65536)]
     generation: Count
