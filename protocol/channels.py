@@ -9,7 +9,6 @@ launcher's lifeline; the frontend uses the asyncio twins. Every frame can be rec
 import asyncio
 import contextlib
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Protocol, cast
 
 import zmq
@@ -21,19 +20,6 @@ from protocol.messages import MAX_FRAME_BYTES
 from protocol.recording import Recorder
 
 HIGH_WATER_MARK = 10_000
-MAX_IPC_PATH = 107
-"""Bytes that a Unix socket address holds on Linux."""
-
-
-def ipc_address(run_dir: str, name: str) -> str:
-    """Return the address of a socket file in the run directory. Raises ConfigError if too long."""
-    path = str(Path(run_dir).absolute() / name)
-    if len(path.encode()) > MAX_IPC_PATH:
-        raise ConfigError(
-            f"--run-dir is too long: the socket path {path} has {len(path.encode())} bytes and "
-            f"the system allows {MAX_IPC_PATH}; choose a shorter directory."
-        )
-    return f"ipc://{path}"
 
 
 def _prepare(socket: zmq.Socket[bytes]) -> None:
