@@ -1,0 +1,1 @@
+"""Speed of single parts: each module prints one JSON line."""
