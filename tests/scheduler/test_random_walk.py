@@ -52,6 +52,13 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """As many plans as may be in flight, then an answer, several times."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class Expire:
     seconds: int
 
@@ -76,12 +83,9 @@ ACTIONS = st.one_of(
     ADDS,
     ADDS,
     st.builds(Abort, which=st.integers(0, 30), all_samples=st.booleans()),
-    st.builds(Plan, failing=st.none()),
-    st.builds(Plan, failing=st.none()),
-    st.builds(Plan, failing=st.none()),
-    st.builds(Plan, failing=st.sampled_from([None, None, -1, 0, 1, 2])),
-    st.builds(Answer),
-    st.builds(Answer),
+    st.builds(Steps, count=st.integers(1, 6)),
+    st.builds(Steps, count=st.integers(1, 6)),
+    st.builds(Plan, failing=st.sampled_from([None, None, None, None, -1, 0, 1, 2])),
     st.builds(Answer),
     st.builds(Expire, seconds=st.integers(0, 4)),
 )
@@ -102,7 +106,7 @@ class Walk:
         self.now = 0
         self.num_requests = 0
 
-    def do(self, action: Add | Abort | Plan | Answer | Expire) -> None:
+    def do(self, action: Add | Abort | Plan | Answer | Steps | Expire) -> None:
         match action:
             case Add():
                 self._add(action)
@@ -112,6 +116,11 @@ class Walk:
                 self._plan(action)
             case Answer():
                 self.simulation.answer()
+            case Steps():
+                for _ in range(action.count):
+                    while self.simulation.plan() is not None:
+                        self.simulation.scheduler.check_invariants()
+                    self.simulation.answer()
             case Expire():
                 self.now += action.seconds
                 self.simulation.deliver(self.simulation.scheduler.expire(float(self.now)))
@@ -171,7 +180,7 @@ class Walk:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(
-    actions=st.lists(ACTIONS, min_size=10, max_size=70),
+    actions=st.lists(ACTIONS, min_size=40, max_size=100),
     policy=st.sampled_from(POLICIES),
     max_in_flight=st.sampled_from([1, 2]),
     prefix_key=st.sampled_from([None, b"key"]),
