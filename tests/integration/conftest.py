@@ -1,4 +1,4 @@
-"""A running engine for a test: real processes, real sockets, and proof that nothing is left behind."""
+"""A running engine for a test: real processes, real sockets, nothing left behind."""
 
 import contextlib
 import http.client
