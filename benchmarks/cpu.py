@@ -55,12 +55,11 @@ class Tokenwire:
     """`launch.py` with the bundled model, spoken to over HTTP."""
 
     def __init__(self, dtype: str) -> None:
+        flags = ["--port", "0", "--dtype", dtype, "--log-level", "warning"]
+        # Every round sends the same prompts: computing them is part of what is measured.
+        flags += ["--no-prefix-cache", "--max-model-len", "2048"]
         self._server = subprocess.Popen(
-            [sys.executable, "launch.py", "--port", "0", "--dtype", dtype]
-            + ["--log-level", "warning", "--no-prefix-cache", "--max-model-len", "2048"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "launch.py", *flags], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
         assert self._server.stdout is not None
         ready = self._server.stdout.readline().split()

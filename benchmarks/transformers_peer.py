@@ -1,4 +1,4 @@
-"""The peer of `benchmarks.cpu`: reads batches as lines of JSON, answers with generated token ids."""
+"""The peer of `benchmarks.cpu`: reads batches as lines of JSON, answers with token ids."""
 
 import json
 import sys
