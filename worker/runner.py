@@ -67,7 +67,7 @@ def assemble_output(
         return StepOutput(
             tokens=sampled, counts=counts, failures=int32_view(b""), logprobs=logprobs
         )
-    codes = {**rows.failures, **failed}
+    codes = {**failed, **rows.failures}
     counts[list(codes)] = -1
     return StepOutput(
         tokens=sampled[counts[sampled_rows] == 1],
@@ -79,7 +79,6 @@ def assemble_output(
 
 def out_of_memory_output(rows: StepRows) -> StepOutput:
     """Return the output of a step that ran out of memory: no row of it was computed."""
-    failed = {row: ErrorCode.OUT_OF_MEMORY for row in range(rows.num_rows)}
-    failed.update(rows.failures)
+    failed = dict.fromkeys(range(rows.num_rows), ErrorCode.OUT_OF_MEMORY)
     sampled = np.zeros(len(rows.sampled_rows), dtype=np.int32)
     return assemble_output(rows, sampled, failed)
