@@ -1,0 +1,72 @@
+"""Recordings: every frame that passes a process's sockets, in a file that any msgpack reader opens.
+
+The file is a msgpack *stream* of arrays `[seconds, direction, address, identity, message]`:
+seconds on the monotonic clock, direction "in" or "out", identity empty where a socket has one
+peer, and the message as the frame's own array, not as bytes, so that
+
+    python -c "import msgpack; [print(r) for r in msgpack.Unpacker(open('worker-0.tap', 'rb'))]"
+
+shows a conversation. Frames that are not msgpack are kept as bytes.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgpack
+
+from protocol.messages import MAX_FRAME_BYTES
+
+
+class Recorded(NamedTuple):
+    """One frame of a recording."""
+
+    seconds: float
+    direction: str
+    address: str
+    identity: bytes
+    frame: bytes
+
+
+class Recorder:
+    """Appends frames to a file; `flush` runs with every frame, so a crash loses nothing."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        self._file = (path / f"{name}.tap").open("ab")
+
+    def record(self, direction: str, address: str, identity: bytes, frame: bytes) -> None:
+        """Append one frame."""
+        head = msgpack.packb([time.monotonic(), direction, address, identity])
+        # The frame is msgpack already: put it into the array as it is instead of packing it again.
+        body = frame if _is_msgpack(frame) else msgpack.packb(frame)
+        self._file.write(b"\x95" + head[1:] + body)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def recorder(directory: str, name: str) -> Recorder | None:
+    """Return a recorder for a process, or None where no directory is named."""
+    return Recorder(directory, name) if directory else None
+
+
+def read_recording(path: Path) -> Iterator[Recorded]:
+    """Yield the frames of a recording; a last entry cut short by a crash is left out."""
+    with path.open("rb") as file:
+        unpacker = msgpack.Unpacker(file, max_buffer_size=2 * MAX_FRAME_BYTES)
+        for seconds, direction, address, identity, message in unpacker:
+            frame = message if isinstance(message, bytes) else msgpack.packb(message)
+            yield Recorded(seconds, direction, address, identity, frame)
+
+
+def _is_msgpack(frame: bytes) -> bool:
+    try:
+        msgpack.unpackb(frame)
+    except ValueError:
+        return False
+    return True
