@@ -73,6 +73,11 @@ class StepRows:
     """Row to the code by which its slot failed: answered, not computed."""
 
     @property
+    def slots(self) -> list[int]:
+        """Slots of the rows to compute, in row order."""
+        return [*self.decode_slots.tolist(), *(chunk.slot for chunk in self.chunks)]
+
+    @property
     def sampled_rows(self) -> Int32Array:
         """[sampled] rows that sample a token: the decode rows, then the last chunks."""
         last_chunks = [chunk.row for chunk in self.chunks if chunk.is_last]
