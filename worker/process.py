@@ -85,7 +85,6 @@ def _serve(
                     pass  # the connection has done what there is to do
                 case _:
                     assert_never(message)
-            lifeline.heartbeat(steps.last_step_id)
         if not frames and connection.peer is not None:
             # Shows the scheduler a last result that got lost.
             connection.send(Ping())
