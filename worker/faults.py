@@ -1,11 +1,10 @@
 """Faults that a fake worker commits on purpose, so that the rest of the engine can be tested."""
 
 import os
+import random
 import signal
 import time
 from dataclasses import dataclass, field
-
-import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class FaultInjector:
 
     def __init__(self, faults: Faults, seed: int) -> None:
         self._faults = faults
-        self._random = np.random.default_rng(seed)
+        self._random = random.Random(seed)  # noqa: S311 (repeatable on purpose)
 
     def before_step(self, step_id: int) -> None:
         """Wait, hang, crash or raise MemoryError, as told for this step."""

@@ -204,18 +204,6 @@ def test_rule_9_a_numeric_failure_stays_with_its_row() -> None:
     assert failures(output) == ([following(PROMPT, 2)[1]], [1, -1], [numeric])
 
 
-def test_delays_come_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr("worker.faults.time.sleep", waits.append)
-    for _ in range(2):
-        faults = Faults(min_delay_ms=2.0, max_delay_ms=4.0)
-        runner = ChecksumRunner(FACTS, faults=faults, fault_seed=1)
-        run(runner, PREFILL, make_plan(2, decode=[0]))
-    assert waits[:2] == waits[2:]
-    assert waits[0] != waits[1]
-    assert all(0.002 <= wait <= 0.004 for wait in waits)
-
-
 # Logprobs
 
 
