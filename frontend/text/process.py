@@ -7,9 +7,11 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import zmq
 
+from frontend.text.cache import TokenizerCache
 from frontend.text.config import TextConfig, tokenizer_caches
 from frontend.text.desk import TextDesk
 from frontend.text.find import conversion_key, find_text_model
@@ -52,25 +54,32 @@ def run(config: TextConfig, lifeline: Lifeline) -> None:
 
 
 def _text_model(config: TextConfig) -> TextModel:
-    """Return the model's text facts; convert its tokenizer first where that was never done.
-
-    A conversion leaves this process large, with libraries that jobs do not need: it starts anew.
-    """
+    """Return the model's text facts; convert its tokenizer first where that was never done."""
     model = Path(config.model)
     caches = tokenizer_caches(config.tokenizer_cache, config.process.run_dir)
     found = find_text_model(model, caches)
-    if found is not None:
-        return found
-    if config.converted:
-        raise ModelFileError(f"The converted tokenizer of {model} cannot be written or read back.")
+    if found is None:
+        if config.converted:
+            raise ModelFileError(f"The converted tokenizer of {model} cannot be written or read.")
+        _convert(model, caches)
+        _start_anew(dataclasses.replace(config, converted=True))
+    return found
+
+
+def _convert(model: Path, caches: list[TokenizerCache]) -> None:
     log.info("converting the tokenizer model=%s", model)
     # Imported here because it takes seconds, and only a first start needs it.
     from frontend.text.build import convert  # noqa: PLC0415
 
     conversion = convert(model)
     any(cache.store(conversion_key(model), conversion) for cache in caches)
-    flags = to_flags(dataclasses.replace(config, converted=True))
-    os.execv(sys.executable, [sys.executable, "-m", "frontend.text", *flags])  # noqa: S606
+
+
+def _start_anew(config: TextConfig) -> NoReturn:
+    """Shed the libraries of a conversion, which are large and which jobs do not need."""
+    os.execv(  # noqa: S606
+        sys.executable, [sys.executable, "-m", "frontend.text", *to_flags(config)]
+    )
 
 
 def _limit_memory() -> None:
