@@ -26,8 +26,6 @@ from pathlib import Path
 
 from frontend.config import FrontendConfig
 from scheduler.config import SchedulerConfig
-from worker.config import WorkerConfig
-from worker.model_config import ModelConfig, load_model_config
 
 from protocol.child import Child, read_available
 from protocol.errors import ConfigError, EngineError, ModelFileError
@@ -36,6 +34,9 @@ from protocol.lifecycle import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ProcessCon
 from protocol.logs import set_up_logging
 from protocol.messages import PROTOCOL_VERSION
 from protocol.run_dir import ClaimedRunDir, RunDir
+from worker.config import WorkerConfig
+from worker.model_config import ModelConfig
+from worker.model_files import read_model_config
 
 log = logging.getLogger("launch")
 
@@ -225,7 +226,7 @@ def resolve(config: LaunchConfig) -> LaunchConfig:
     model, name = resolve_model(config)
     device = resolve_device(config)
     if model:
-        check_model(config, load_model_config(Path(model)))
+        check_model(config, read_model_config(Path(model)))
     budget = config.max_num_batched_tokens or TOKEN_BUDGETS[config.policy]
     return dataclasses.replace(
         config,
@@ -409,7 +410,7 @@ def print_commands(config: LaunchConfig) -> None:
 def describe(config: LaunchConfig) -> str:
     """Return what would be started, as JSON."""
     facts = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
-    model = load_model_config(Path(config.model))
+    model = read_model_config(Path(config.model))
     return json.dumps({"run": facts, "model": dataclasses.asdict(model)}, indent=2, default=str)
 
 

@@ -106,6 +106,20 @@ class ModelConfig:
         if self.bos_token_id is not None:
             self._require_range("bos_token_id", self.bos_token_id, 0, self.vocab_size - 1)
 
+    def legal_tp_sizes(self) -> tuple[int, ...]:
+        """Return the numbers of tensor-parallel ranks that this model's heads and sizes allow.
+
+        Query heads and the intermediate size must divide; KV heads divide, or are replicated when
+        there are more ranks than heads.
+        """
+        return tuple(
+            tp
+            for tp in range(1, self.num_heads + 1)
+            if self.num_heads % tp == 0
+            and self.intermediate_size % tp == 0
+            and (self.num_kv_heads % tp == 0 or tp % self.num_kv_heads == 0)
+        )
+
     def _check_scaling(self) -> None:
         match self.rope_scaling:
             case None:
