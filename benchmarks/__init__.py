@@ -1,1 +1,1 @@
-"""Speed of single parts: each module prints one JSON line."""
+"""Measurements, each a module that prints JSON lines: `python -m benchmarks.NAME`."""

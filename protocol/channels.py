@@ -36,6 +36,7 @@ def _attach(socket: zmq.Socket[bytes], address: str, *, bind: bool) -> None:
         else:
             socket.connect(address)
     except zmq.ZMQError as error:
+        socket.close(linger=0)
         verb = "listen on" if bind else "connect to"
         raise ConfigError(f"Cannot {verb} {address}: {error.strerror or error}.") from error
 
@@ -86,6 +87,10 @@ class Dealer:
                 frames.append(frame)
         return frames
 
+    def close(self) -> None:
+        """Close the socket; what is unsent is dropped."""
+        self.socket.close(linger=0)
+
 
 class Router:
     """A socket with many peers, each known by its identity."""
@@ -132,6 +137,10 @@ class Router:
                     self._recorder.record("in", self.address, identity, frame)
                 frames.append((identity, frame))
         return frames
+
+    def close(self) -> None:
+        """Close the socket; what is unsent is dropped."""
+        self.socket.close(linger=0)
 
 
 def _discard_rest(socket: zmq.Socket[bytes]) -> None:

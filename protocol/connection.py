@@ -146,7 +146,8 @@ class Connection(Generic[Incoming]):
             self.dropped += 1
             return None
         if isinstance(message, Ping | Resend | Reset | Drain):
-            if message.seq > self._received:
+            # A Reset ends this connection: what is missing of it is not to be had any more.
+            if message.seq > self._received and not isinstance(message, Reset):
                 self._ask(again=True)
             if not isinstance(message, Resend):
                 return message

@@ -9,8 +9,15 @@ run.json            addresses, pids and versions, written when the run is ready
 lock                held by the launcher for as long as it lives
 """
 
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from protocol.errors import ConfigError
 
@@ -61,3 +68,93 @@ class RunDir:
                 f"allows {MAX_IPC_PATH}; choose a shorter directory."
             )
         return f"ipc://{path}"
+
+
+class ClaimedRunDir:
+    """A run directory that this process owns: private, locked, and empty of an earlier run's files.
+
+    The lock is the test of life, not the presence of files: whoever can take it may clean up.
+    Raises ConfigError if the directory is not ours, not private, or another run's.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._made = path is None
+        if path is None:
+            parent = _private_parent()
+            _sweep(parent)
+            path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        self.names = RunDir(str(Path(path).absolute()))
+        self.names.scheduler_address()  # before anything is made: is the path short enough?
+        _make_private(Path(path))
+        self._lock = _lock(self.names.lock_file())
+        if self._lock is None:
+            raise ConfigError(f"--run-dir {path} belongs to a run that is still alive.")
+        _empty(Path(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        path = Path(self.names.path)
+        if self._made:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            _empty(path)
+            self.names.lock_file().unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+_PREFIX = "tokenwire-"
+
+
+def _private_parent() -> str:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return runtime if runtime and os.access(runtime, os.W_OK) else tempfile.gettempdir()
+
+
+def _sweep(parent: str) -> None:
+    """Remove what launchers that were killed have left behind."""
+    for path in Path(parent).glob(_PREFIX + "*"):
+        lock_file = RunDir(str(path)).lock_file()
+        if not lock_file.exists() or path.stat().st_uid != os.getuid():
+            continue
+        lock = _lock(lock_file)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _make_private(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = path.lstat()
+    except OSError as error:
+        raise ConfigError(f"--run-dir {path} cannot be made: {error.strerror}.") from error
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise ConfigError(f"--run-dir {path} must be a directory of this user.")
+    if facts.st_mode & 0o077:
+        raise ConfigError(f"--run-dir {path} is open to others: chmod 700 it, or name a new one.")
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a file for as long as this process lives; None if another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _empty(path: Path) -> None:
+    """Remove the files a run makes, and nothing else."""
+    for pattern in ("scheduler", "rank-*", "text-*", "clients-*", "store", "run.json"):
+        for file in path.glob(pattern):
+            file.unlink(missing_ok=True)

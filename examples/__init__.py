@@ -1,0 +1,1 @@
+"""Small programs that use Tokenwire as its users do."""

@@ -1,0 +1,32 @@
+"""What a text process is told."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from frontend.text.cache import TokenizerCache, user_cache_dir
+from protocol.lifecycle import ProcessConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextConfig:
+    """Settings of one text process."""
+
+    process: ProcessConfig
+    address: str = field(metadata={"help": "where the frontend listens for this process"})
+    model: str = field(metadata={"help": "model directory or GGUF file"})
+    tokenizer_cache: str = field(
+        default="", metadata={"help": "directory of converted tokenizers; empty: the user's cache"}
+    )
+    converted: bool = field(
+        default=False, metadata={"help": "set after a conversion, which is tried only once"}
+    )
+
+
+def tokenizer_caches(tokenizer_cache: str, run_dir: str) -> list[TokenizerCache]:
+    """Return where converted tokenizers may be: the cache, then the run directory.
+
+    The second is for a cache that cannot be written.
+    """
+    root = Path(tokenizer_cache) if tokenizer_cache else user_cache_dir(os.environ)
+    return [TokenizerCache(root), TokenizerCache(Path(run_dir) / "tokenizers")]

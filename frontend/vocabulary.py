@@ -1,0 +1,206 @@
+"""What each token id spells: the tokenizer file, read for turning ids into text.
+
+A tokenizer's *decoder* says how the pieces of a vocabulary join into text. Two kinds cover the
+models we serve. *Byte-level*: a piece is a run of bytes written in a 256-letter alphabet.
+*Sentence-piece*: a piece is text with a sign for the space, beside 256 pieces `<0x00>` … `<0xFF>`
+for what no other piece covers. A file with any other decoder is refused at start.
+
+Encoding is the text process's business (`frontend.text`).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+from tokenizers import Tokenizer
+
+from frontend.detokenizer import (
+    BYTE_LEVEL_ALPHABET,
+    ByteLevelDetokenizer,
+    Detokenizer,
+    SentencePieceDetokenizer,
+    SilentDetokenizer,
+)
+from protocol.errors import ModelFileError
+
+Piece = TypeVar("Piece")
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Vocabulary(Protocol):
+    """The pieces of one tokenizer, as bytes and as text."""
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Return a fresh detokenizer for one sequence."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes one token stands for: part of a character, perhaps."""
+        ...
+
+
+class ByteLevelVocabulary:
+    """Pieces are bytes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        special = special_ids(tokenizer)
+        pieces = Pieces[bytes](lambda token_id: _byte_level_piece(tokenizer, token_id))
+        self._pieces = pieces
+        self._shown = Pieces[bytes](lambda i: b"" if i in special else pieces[i])
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Return a fresh detokenizer for one sequence."""
+        return ByteLevelDetokenizer(self._shown if skip_special_tokens else self._pieces)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes one token stands for."""
+        return self._pieces[token_id]
+
+
+class SentencePieceVocabulary:
+    """Pieces are text, or one byte."""
+
+    def __init__(self, tokenizer: Tokenizer, rules: "JoinRules") -> None:
+        special = special_ids(tokenizer)
+        pieces = Pieces[str | bytes](lambda i: _sentence_piece(tokenizer, i, rules))
+        self._pieces = pieces
+        self._shown = Pieces[str | bytes](lambda i: "" if i in special else pieces[i])
+        self._rules = rules
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """Return a fresh detokenizer for one sequence."""
+        return SentencePieceDetokenizer(
+            self._shown if skip_special_tokens else self._pieces,
+            strip=self._rules.strip,
+            strip_count=self._rules.strip_count,
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes one token stands for."""
+        piece = self._pieces[token_id]
+        return piece if isinstance(piece, bytes) else piece.encode()
+
+
+class WordlessVocabulary:
+    """Of a model without a tokenizer: ids have no text."""
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:  # noqa: ARG002
+        """Return a detokenizer that says nothing."""
+        return SilentDetokenizer()
+
+    def token_bytes(self, token_id: int) -> bytes:  # noqa: ARG002
+        """Return no bytes."""
+        return b""
+
+
+class Pieces(dict[int, Piece]):
+    """The piece of each token id, spelled when first asked for."""
+
+    def __init__(self, spell: Callable[[int], Piece]) -> None:
+        super().__init__()
+        self._spell = spell
+
+    def __missing__(self, token_id: int) -> Piece:
+        piece = self[token_id] = self._spell(token_id)
+        return piece
+
+
+class JoinRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sentence-piece decoder joins pieces."""
+
+    replacements: Sequence[tuple[str, str]] = ()
+    byte_pieces: bool = False
+    strip: str = ""
+    """Dropped from the start of the text, at most `strip_count` times."""
+    strip_count: int = 0
+
+
+class _Pattern(msgspec.Struct, frozen=True):
+    text: str = msgspec.field(name="String")
+
+
+class _Decoder(msgspec.Struct, frozen=True):
+    """The fields we read of any decoder in a tokenizer.json."""
+
+    type: str
+    decoders: list["_Decoder"] = []
+    pattern: _Pattern | None = None
+    content: str = ""
+    start: int = 0
+    stop: int = 0
+
+
+class _TokenizerFile(msgspec.Struct, frozen=True):
+    decoder: _Decoder | None = None
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """Read a tokenizer.json. Raises ModelFileError for one that cannot be read or joined."""
+    try:
+        decoder = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).decoder
+        tokenizer = Tokenizer.from_file(str(path))
+    # The library raises bare Exceptions for files that it does not understand.
+    except Exception as error:
+        raise ModelFileError(f"{path} is not a tokenizer file: {error}.") from error
+    parts = [] if decoder is None else decoder.decoders or [decoder]
+    if [part.type for part in parts] == ["ByteLevel"]:
+        return ByteLevelVocabulary(tokenizer)
+    rules = _join_rules(parts)
+    if rules is None:
+        kind = "no decoder" if decoder is None else f"a decoder of type {decoder.type}"
+        raise ModelFileError(
+            f"{path} has {kind}: this engine reads ByteLevel, or a Sequence of Replace, "
+            f"ByteFallback, Fuse and Strip."
+        )
+    return SentencePieceVocabulary(tokenizer, rules)
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the ids of the tokens that are signs to the model, not text."""
+    added = tokenizer.get_added_tokens_decoder()
+    return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
+def _join_rules(parts: Sequence[_Decoder]) -> JoinRules | None:
+    """Return the rules of a sentence-piece decoder's parts, or None if they are not such."""
+    replacements: list[tuple[str, str]] = []
+    rest = list(parts)
+    while rest and rest[0].type == "Replace" and (pattern := rest[0].pattern):
+        replacements.append((pattern.text, rest.pop(0).content))
+    byte_pieces = bool(rest) and rest[0].type == "ByteFallback"
+    if byte_pieces:
+        rest.pop(0)
+    if not rest or rest.pop(0).type != "Fuse":
+        return None
+    rules = JoinRules(replacements=replacements, byte_pieces=byte_pieces)
+    if not rest:
+        return rules
+    strip = rest.pop(0)
+    if rest or strip.type != "Strip" or strip.stop:
+        return None
+    return msgspec.structs.replace(rules, strip=strip.content, strip_count=strip.start)
+
+
+def _byte_level_piece(tokenizer: Tokenizer, token_id: int) -> bytes:
+    token = tokenizer.id_to_token(token_id)
+    if token is None:
+        return b""
+    try:
+        return bytes([BYTE_LEVEL_ALPHABET[letter] for letter in token])
+    except KeyError:
+        # An added token is written as itself, not in the alphabet.
+        return token.encode()
+
+
+def _sentence_piece(tokenizer: Tokenizer, token_id: int, rules: JoinRules) -> str | bytes:
+    token = tokenizer.id_to_token(token_id)
+    if token is None:
+        return ""
+    for old, new in rules.replacements:
+        token = token.replace(old, new)
+    if rules.byte_pieces and (match := _BYTE_PIECE.fullmatch(token)):
+        return bytes.fromhex(match.group(1))
+    return token

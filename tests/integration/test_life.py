@@ -1,0 +1,173 @@
+"""How a run starts, ends, and what it leaves behind: nothing."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+
+import psutil
+import pytest
+
+FAKE = "--fake-workers"
+PROMPT = {"prompt": [1, 2, 3], "temperature": 0, "ignore_eos": True}
+
+
+def start_stream(engine, max_tokens=4000):
+    """Start a long streaming completion in a thread; return the list its events go to."""
+    events: list[object] = []
+
+    def read():
+        try:
+            events.extend(engine.events("/v1/completions", {**PROMPT, "max_tokens": max_tokens}))
+            events.append("[DONE]")
+        except (OSError, AssertionError) as error:
+            events.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return events, thread
+
+
+def test_the_ready_line_and_run_json_name_the_addresses(launch):
+    engine = launch(FAKE)
+    assert engine.ready_line.startswith("ready http=http://127.0.0.1:")
+    facts = json.loads((engine.run_dir / "run.json").read_text())
+    assert facts["http"] == engine.url
+    assert facts["clients"] == [engine.client]
+    assert set(facts["processes"]) == {"scheduler", "worker-0", "frontend-0"}
+    assert engine.lines == [engine.ready_line]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything_within_five_seconds(launch, number):
+    engine = launch(FAKE)
+    code, seconds = engine.stop(number)
+    assert code == 0
+    assert seconds < 5
+    assert engine.survivors() == []
+
+
+def test_an_open_stream_is_told_why_when_the_engine_stops(launch):
+    engine = launch(FAKE, "--drain-timeout", "1", "--max-model-len", "8192")
+    events, thread = start_stream(engine, max_tokens=8000)
+    while not events and thread.is_alive():
+        time.sleep(0.01)
+        if engine.request("GET", "/health")[0] == 200:
+            break
+    time.sleep(0.3)
+    code, seconds = engine.stop()
+    thread.join(5)
+    assert code == 0
+    assert seconds < 5
+    assert events[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "worker-0", "frontend-0"])
+def test_any_childs_death_ends_the_run_and_names_it(launch, victim):
+    engine = launch(FAKE)
+    os.kill(engine.pids[victim], signal.SIGKILL)
+    code, log = engine.wait(5)
+    assert code == 1
+    assert f"the run ends because {victim} (pid {engine.pids[victim]}) was killed by SIGKILL" in log
+    assert engine.survivors() == []
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_killing_the_launcher_leaves_no_process_after_two_seconds(launch, busy):
+    engine = launch(FAKE)
+    if busy:
+        start_stream(engine)
+        time.sleep(0.2)
+    os.kill(engine.process.pid, signal.SIGKILL)
+    assert engine.survivors(within_s=2.0) == []
+
+
+def test_killing_the_launcher_while_the_model_loads_leaves_no_process(launch):
+    engine = launch(wait=False)
+    launcher = psutil.Process(engine.process.pid)
+    deadline = time.monotonic() + 20
+    while len(launcher.children()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    engine.processes = [launcher, *launcher.children(recursive=True)]
+    assert len(engine.processes) >= 4
+    os.kill(engine.process.pid, signal.SIGKILL)
+    assert engine.survivors(within_s=2.0) == []
+
+
+def test_a_text_process_that_dies_is_replaced(launch):
+    engine = launch(FAKE)
+    frontend = psutil.Process(engine.pids["frontend-0"])
+    (text,) = frontend.children()
+    text.kill()
+    deadline = time.monotonic() + 20
+    body = {"prompt": "Hello", "max_tokens": 2}
+    while engine.request("POST", "/v1/completions", body)[0] != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert engine.process.poll() is None
+
+
+def test_a_step_unanswered_ends_the_run_and_names_the_rank(launch):
+    engine = launch(FAKE, "--tp", "3", "--step-timeout", "1")
+    assert engine.complete(**PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
+    os.kill(engine.pids["worker-1"], signal.SIGSTOP)
+    start_stream(engine)
+    code, log = engine.wait(10)
+    assert code == 1
+    assert "scheduler" in log
+    assert "rank 1" in log
+    assert engine.survivors() == []
+
+
+def test_a_port_in_use_is_refused_at_once(cli):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        started = time.monotonic()
+        code, out, err = cli(FAKE, "--port", str(port))
+    assert code == 2
+    assert out == ""
+    assert f"--port {port} cannot be used: Address already in use" in err
+    assert time.monotonic() - started < 10
+
+
+def test_four_engines_at_once_all_start(launch):
+    engines = [launch(FAKE, wait=False) for _ in range(4)]
+    answers = [engine.wait_until_ready().complete(**PROMPT, max_tokens=4) for engine in engines]
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
+    assert len({engine.url for engine in engines}) == 4
+
+
+def test_processes_start_by_hand_in_any_order(launch, cli, tmp_path_factory):
+    import shlex
+    import subprocess
+    import urllib.request
+
+    run_dir = tmp_path_factory.mktemp("h")
+    code, out, _ = cli(FAKE, "--port", "0", "--run-dir", str(run_dir), "--print-commands")
+    assert code == 0
+    make_dir, *lines = out.splitlines()
+    assert make_dir == f"mkdir -m 700 -p {run_dir}"
+    assert [shlex.split(line)[2] for line in lines] == ["scheduler", "worker", "frontend"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    started = []
+    try:
+        for line in reversed(lines):
+            argv = [port if part == "0" else part for part in shlex.split(line)]
+            started.append(subprocess.Popen(argv, stderr=subprocess.DEVNULL))
+            time.sleep(0.5)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                    assert answer.status == 200
+                    break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

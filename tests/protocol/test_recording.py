@@ -1,0 +1,37 @@
+"""Recordings are msgpack streams that the plain msgpack package reads."""
+
+import msgpack
+import msgspec
+
+from protocol.messages import Ping
+from protocol.recording import read_recording, recorder
+
+
+def test_frames_come_back_as_they_went(tmp_path):
+    frame = msgspec.msgpack.encode(Ping(epoch=1, seq=2))
+    tap = recorder(str(tmp_path / "taps"), "scheduler")
+    assert tap is not None
+    tap.record("in", "ipc://a", b"f0", frame)
+    tap.record("out", "ipc://b", b"", b"\xc1 no msgpack")
+    path = tmp_path / "taps" / "scheduler.tap"
+    with path.open("rb") as file:
+        plain = list(msgpack.Unpacker(file))
+    assert plain[0][1:] == ["in", "ipc://a", b"f0", ["Ping", 1, 2, 0, 0]]
+    assert plain[1][1:] == ["out", "ipc://b", b"", b"\xc1 no msgpack"]
+    assert [entry.frame for entry in read_recording(path)] == [frame, b"\xc1 no msgpack"]
+    tap.close()
+
+
+def test_an_entry_cut_short_is_left_out(tmp_path):
+    tap = recorder(str(tmp_path), "w")
+    assert tap is not None
+    for seq in (1, 2):
+        tap.record("in", "a", b"", msgspec.msgpack.encode(Ping(seq=seq)))
+    tap.close()
+    path = tmp_path / "w.tap"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert len(list(read_recording(path))) == 1
+
+
+def test_no_directory_means_no_recorder():
+    assert recorder("", "w") is None

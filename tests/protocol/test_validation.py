@@ -1,0 +1,98 @@
+"""What a sequence may ask for."""
+
+import msgspec
+import pytest
+
+from protocol.columns import pack_int32
+from protocol.errors import ErrorCode, RequestError
+from protocol.messages import EngineFacts, SamplingParams
+from protocol.validation import validate_params, validate_prompt, validate_sequence
+
+FACTS = EngineFacts(
+    rank=0, back_end="torch", block_size=4, num_blocks=8, slots=4, max_model_len=100, vocab_size=50
+)
+
+
+@pytest.mark.parametrize("ids", [[0], [49], list(range(31))])
+def test_legal_prompts_pass(ids):
+    validate_prompt(pack_int32(ids), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("ids", "code", "text"),
+    [
+        ([], ErrorCode.INVALID_REQUEST, "prompt is empty: give at least one token."),
+        ([1, 50], ErrorCode.INVALID_REQUEST, "prompt holds token id 50; ids are 0 to 49."),
+        ([-1], ErrorCode.INVALID_REQUEST, "prompt holds token id -1; ids are 0 to 49."),
+        (
+            [1] * 32,
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            "The prompt has 32 tokens; this engine holds 32",
+        ),
+    ],
+)
+def test_illegal_prompts_are_refused(ids, code, text):
+    with pytest.raises(RequestError) as refusal:
+        validate_prompt(pack_int32(ids), FACTS)
+    assert refusal.value.code is code
+    assert refusal.value.message.startswith(text)
+
+
+def test_the_models_context_limits_too():
+    facts = msgspec.structs.replace(FACTS, max_model_len=8)
+    with pytest.raises(RequestError, match="a prompt may have at most 7"):
+        validate_prompt(pack_int32([1] * 8), facts)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0.0),
+        ("top_p", 1.0001),
+        ("min_p", -1.0),
+        ("top_k", -2),
+        ("seed", 2**64),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("n", 0),
+        ("n", 65),
+        ("logprobs", 21),
+        ("stop", [""]),
+        ("stop", ["x"] * 5),
+        ("stop", ["é" * 129]),
+        ("stop_token_ids", [50]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [1] * 65),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(field, value):
+    with pytest.raises(RequestError) as refusal:
+        validate_params(msgspec.structs.replace(SamplingParams(), **{field: value}), FACTS)
+    assert refusal.value.param == field
+    assert refusal.value.message.startswith(field)
+
+
+def test_min_tokens_above_max_tokens_is_refused():
+    with pytest.raises(RequestError, match="min_tokens is 5, more than max_tokens"):
+        validate_params(SamplingParams(min_tokens=5, max_tokens=4), FACTS)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(seed=1),
+        SamplingParams(max_tokens=1),
+        SamplingParams(seed=1, max_tokens=1, stop=["x"]),
+    ],
+)
+def test_the_scheduler_takes_only_resolved_parameters(params):
+    with pytest.raises(RequestError, match="not resolved"):
+        validate_sequence(pack_int32([1]), params, FACTS)
+
+
+def test_resolved_parameters_pass():
+    validate_sequence(pack_int32([1]), SamplingParams(seed=-5, max_tokens=1), FACTS)
