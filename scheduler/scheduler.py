@@ -237,7 +237,9 @@ class Scheduler:
         """Return one sentence for everything that does not fit together."""
         for sequence in self._table.running():
             self._table.sync(sequence)
-        problems = self.block_manager.audit(self._hasher, [_holding(s) for s in self._table.running()])
+        problems = self.block_manager.audit(
+            self._hasher, [_holding(s) for s in self._table.running()]
+        )
         waiting, running = self._queue.sequences(), self._table.running()
         if {*waiting, *running} != set(self._roster.sequences()):
             problems.append("the live sequences are not those that wait or run")
