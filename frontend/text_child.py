@@ -88,6 +88,8 @@ class TextChild:
         self._child.read_to_end()
         self._child.close()
         self._channel.close()
+        # ZeroMQ leaves the file of a closed socket behind.
+        Path(self._channel.address.removeprefix("ipc://")).unlink(missing_ok=True)
         return how
 
     def _read_log(self) -> None:
