@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.messages import LogprobColumns, StepResult
-from scheduler.counters import Counters
 from scheduler.deltas import Addressed, Ending, ending_deltas, select_logprobs, step_deltas
 from scheduler.planned_step import Failure, PlannedStep
 from scheduler.running import Running
 from scheduler.sequence import Sequence
 from scheduler.slot_table import RECENT_TOKENS, Rows
+from scheduler.stats import Counters
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,8 @@ class PlannedStep:
         """Raise ProtocolError for log-probabilities of rows that the plan does not have."""
         rows = np.frombuffer(columns.rows, np.uint32)
         widths = np.frombuffer(columns.n, np.int32)
-        if (len(rows) and rows.max() >= self.num_rows) or widths.sum() != len(columns.ids) // 4:
+        is_foreign = len(rows) > 0 and rows.max() >= self.num_rows
+        if is_foreign or (widths < 1).any() or widths.sum() != len(columns.ids) // 4:
             raise ProtocolError(
                 f"Rank 0's log-probabilities of step {self.step_id} name a row that is not below "
                 f"{self.num_rows}, or their widths do not add up."

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from protocol.columns import pack_int32
 from protocol.messages import StepPlan
-from scheduler.counters import Counters
 from scheduler.planned_step import Chunk, Draft, PlannedStep
 from scheduler.policy import Order, Policy, prefill_key
 from scheduler.running import Running
 from scheduler.sequence import Sequence
 from scheduler.slot_table import Rows
+from scheduler.stats import Counters
 from scheduler.waiting_queue import WaitingQueue
 
 MAX_JOIN_TOKENS = 1 << 20

@@ -27,7 +27,6 @@ from protocol.messages import (
 from protocol.validation import longest_sequence, validate_sequence
 from scheduler.block_manager import BlockManager, Holding
 from scheduler.committer import Committer
-from scheduler.counters import Counters
 from scheduler.deltas import Addressed, Ending, ending_deltas, resumed_deltas
 from scheduler.planned_step import PlannedStep
 from scheduler.planner import Planner
@@ -37,6 +36,7 @@ from scheduler.roster import Roster
 from scheduler.running import Running
 from scheduler.sequence import Sequence, SequenceKey, SequenceStatus
 from scheduler.slot_table import SlotTable
+from scheduler.stats import Counters
 from scheduler.waiting_queue import WaitingQueue
 
 

@@ -98,6 +98,7 @@ def _discard(entries: list[Entry], key: tuple[int, ...]) -> int:
     """Remove the entry of a key and return where it was."""
     # A one-tuple sorts before every longer one that starts with it, so no sequence is compared.
     where = bisect_left(entries, (key,))
-    assert entries[where][0] == key, "a sequence that does not wait cannot be taken out"
+    waits = where < len(entries) and entries[where][0] == key
+    assert waits, "a sequence that does not wait cannot be taken out"
     del entries[where]
     return where

@@ -8,6 +8,7 @@ own prompt and parameters, and a lost, stale or foreign block changes it.
 
 import struct
 import zlib
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -25,7 +26,10 @@ from protocol.messages import (
 )
 from protocol.validation import longest_sequence
 from scheduler.deltas import Addressed
+from scheduler.policy import Policy, ThroughputPolicy
+from scheduler.prefix import PrefixChain, PrefixHasher
 from scheduler.scheduler import Scheduler
+from scheduler.sequence import Sequence, SequenceKey
 
 VOCAB_SIZE = 40
 
@@ -41,6 +45,93 @@ def facts(
         slots=slots,
         max_model_len=max_model_len,
         vocab_size=VOCAB_SIZE,
+    )
+
+
+def add_message(
+    request_id: int,
+    prompt: list[int],
+    *,
+    max_tokens: int = 8,
+    seed: int = 0,
+    sample: int = 0,
+    stop_token_ids: tuple[int, ...] = (),
+    min_tokens: int = 0,
+    priority: int = 0,
+    deadline: float | None = None,
+    cache_domain: bytes = b"",
+    resume_ids: tuple[int, ...] = (),
+    next_index: int = 0,
+) -> AddSequence:
+    params = SamplingParams(
+        seed=seed,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=list(stop_token_ids),
+    )
+    return AddSequence(
+        request_id=request_id,
+        sample=sample,
+        prompt_ids=pack_int32(prompt),
+        params=params,
+        cache_domain=cache_domain,
+        priority=priority,
+        deadline=deadline,
+        resume_ids=pack_int32(resume_ids),
+        next_index=next_index,
+    )
+
+
+def simulate(
+    *,
+    num_blocks: int = 32,
+    block_size: int = 4,
+    slots: int = 4,
+    max_model_len: int = 64,
+    policy: Policy = ThroughputPolicy(budget=64),  # noqa: B008 (frozen)
+    max_in_flight: int = 2,
+    prefix_key: bytes | None = b"key",
+    max_waiting_requests: int = 100,
+    max_waiting_tokens: int = 1000,
+    sources: int = 1,
+) -> "Simulation":
+    """A simulation with a scheduler of its own."""
+    engine = facts(
+        num_blocks=num_blocks, block_size=block_size, slots=slots, max_model_len=max_model_len
+    )
+    scheduler = Scheduler(
+        engine,
+        policy,
+        max_in_flight=max_in_flight,
+        prefix_key=prefix_key,
+        max_waiting_requests=max_waiting_requests,
+        max_waiting_tokens=max_waiting_tokens,
+    )
+    return Simulation(scheduler, engine, sources)
+
+
+def make_sequence(
+    arrival: int,
+    num_tokens: int,
+    *,
+    priority: int = 0,
+    request_id: int = 0,
+    sample: int = 0,
+    source: bytes = b"frontend",
+    deadline: float | None = None,
+) -> Sequence:
+    """A waiting sequence on its own."""
+    return Sequence(
+        key=SequenceKey(source, request_id, sample),
+        tokens=array("i", range(num_tokens)),
+        num_prompt_tokens=num_tokens,
+        max_tokens=10_000,
+        params=SamplingParams(seed=0, max_tokens=1),
+        stop_token_ids=frozenset(),
+        chain=PrefixChain(PrefixHasher(b""), b"", 4),
+        arrival=arrival,
+        priority=priority,
+        deadline=deadline,
     )
 
 
@@ -271,6 +362,9 @@ class Simulation:
             self.results.append(self.rank.execute(plan, failing))
             self._check_writes()
         return plan
+
+    def received(self, request_id: int, sample: int = 0, frontend: int = 0) -> Received:
+        return self.frontends[frontend].sequences[request_id, sample]
 
     def answer(self) -> bool:
         """Commit the oldest result; False if there is none."""

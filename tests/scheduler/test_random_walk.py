@@ -11,8 +11,7 @@ from protocol.errors import ErrorCode, RequestError
 from protocol.messages import AddSequence, SamplingParams
 from protocol.validation import longest_sequence
 from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
-from scheduler.scheduler import Scheduler
-from tests.scheduler.simulation import Simulation, expected_output, facts
+from tests.scheduler.simulation import Simulation, expected_output, simulate
 
 FAMILIES = [[(7 * i + 11 * family) % 37 for i in range(64)] for family in range(3)]
 """Prompts start like one of these, so that many share prefixes."""
@@ -181,7 +180,7 @@ class Walk:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(
-    actions=st.lists(ACTIONS, min_size=40, max_size=100),
+    actions=st.lists(ACTIONS, min_size=30, max_size=80),
     policy=st.sampled_from(POLICIES),
     max_in_flight=st.sampled_from([1, 2]),
     prefix_key=st.sampled_from([None, b"key"]),
@@ -191,16 +190,18 @@ class Walk:
 def test_every_output_is_the_oracles(
     actions, policy, max_in_flight, prefix_key, num_blocks, block_size
 ):
-    engine = facts(num_blocks=num_blocks, block_size=block_size, slots=5)
-    scheduler = Scheduler(
-        engine,
-        policy,
+    simulation = simulate(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        slots=5,
+        policy=policy,
         max_in_flight=max_in_flight,
         prefix_key=prefix_key,
         max_waiting_requests=20,
         max_waiting_tokens=200,
+        sources=2,
     )
-    simulation = Simulation(scheduler, engine, sources=2)
+    scheduler = simulation.scheduler
     walk = Walk(simulation)
     for action in actions:
         walk.do(action)
