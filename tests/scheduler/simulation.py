@@ -35,10 +35,10 @@ VOCAB_SIZE = 40
 
 
 def facts(
-    *, num_blocks: int, block_size: int, slots: int = 4, max_model_len: int = 64
+    *, num_blocks: int, block_size: int, slots: int = 4, max_model_len: int = 64, rank: int = 0
 ) -> EngineFacts:
     return EngineFacts(
-        rank=0,
+        rank=rank,
         back_end="checksum",
         block_size=block_size,
         num_blocks=num_blocks,

@@ -307,9 +307,12 @@ def test_a_running_stream_gets_a_token_in_every_step_while_prompts_keep_coming()
 
 def test_a_short_prompt_does_not_wait_for_a_long_ones_prefill():
     simulation = simulate(
-        policy=LatencyPolicy(budget=16), max_in_flight=1, num_blocks=600, max_model_len=2000
+        policy=LatencyPolicy(budget=16),
+        max_in_flight=1,
+        num_blocks=600,
+        max_model_len=2000,
+        max_waiting_tokens=10_000,
     )
-    simulation.scheduler._queue._max_tokens = 10_000
     for request_id in range(2):
         simulation.add(add_message(request_id, [request_id] * 1000, max_tokens=1))
     simulation.plan()
