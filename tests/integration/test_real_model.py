@@ -1,0 +1,148 @@
+"""SmolLM2 in float32 through all processes: token for token what transformers generates."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+NUM_OUTPUT_TOKENS = 48
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):\n    ",
+    "Die Hauptstadt von Deutschland ist",
+    "1, 2, 3, 4, 5, 6,",
+    "Q: What is the boiling point of water?\nA:",
+    "import numpy as np\n\nx = np.",
+    "The quick brown fox jumps over the lazy dog. " * 6,
+    "Dear Sir or Madam,\n\nI am writing to",
+    "In 1969, Neil Armstrong",
+    "To make a good cup of tea, first",
+    "<html>\n<head>\n",
+    "日本の首都は",
+    "The three laws of thermodynamics are",
+    "SELECT name, age FROM users WHERE",
+    "She opened the door and saw",
+    "Photosynthesis is the process by which",
+    "Ingredients:\n- 2 cups of flour\n- 1 cup of sugar\n",
+    "The difference between a list and a tuple in Python is",
+    "To be, or not to be, that is",
+]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """What transformers generates greedily: prompt token ids to output token ids."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from launch import bundled_model
+
+    path = Path(bundled_model())
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
+    prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    answers = []
+    with torch.inference_mode():
+        for ids in prompts:
+            out = model.generate(
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                do_sample=False,
+                min_new_tokens=NUM_OUTPUT_TOKENS,
+                max_new_tokens=NUM_OUTPUT_TOKENS,
+                pad_token_id=0,
+            )
+            answers.append(out[0, len(ids) :].tolist())
+    return list(zip(prompts, answers, strict=True))
+
+
+def complete(engine, prompt, **fields):
+    answer = engine.complete(
+        prompt=prompt,
+        max_tokens=NUM_OUTPUT_TOKENS,
+        temperature=0,
+        ignore_eos=True,
+        return_token_ids=True,
+        **fields,
+    )
+    return answer["choices"][0]["token_ids"], answer["usage"]
+
+
+def complete_all(engine, prompts):
+    """Complete all prompts at once."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda prompt: complete(engine, prompt), prompts))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param([], id="batched"),
+        pytest.param(["--max-num-batched-tokens", "64", "--max-in-flight", "1"], id="chunked"),
+        # 20 prompts of up to 61 tokens and 48 output tokens need 60 to 140 blocks; there are 24.
+        pytest.param(["--num-blocks", "24", "--max-model-len", "256"], id="preempted"),
+    ],
+)
+def test_greedy_tokens_equal_transformers(launch, reference, flags):
+    engine = launch(*flags)
+    answers = complete_all(engine, [prompt for prompt, _ in reference])
+    assert [tokens for tokens, _ in answers] == [tokens for _, tokens in reference]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_prefix_hits_change_nothing(real_engine, reference):
+    prompts = [prompt + answer[:32] for prompt, answer in reference]
+    cold = complete_all(real_engine, prompts)
+    warm = complete_all(real_engine, prompts)
+    assert [tokens for tokens, _ in warm] == [tokens for tokens, _ in cold]
+    for prompt, (_, usage) in zip(prompts, warm, strict=True):
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert cached == (len(prompt) - 1) // 16 * 16
+    for (_, answer), (tokens, _) in zip(reference, warm, strict=True):
+        assert tokens[:16] == answer[32:]
+
+
+def test_a_whole_prompt_of_exactly_some_blocks_twice(real_engine):
+    prompt = random.Random(5).sample(range(1000, 40_000), 48)
+    first, _ = complete(real_engine, prompt)
+    second, usage = complete(real_engine, prompt)
+    assert second == first
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 32
+
+
+def test_a_chat_answers_a_real_question(real_engine):
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"messages": question, "temperature": 0, "max_tokens": 40}
+    answer = real_engine.post("/v1/chat/completions", body)
+    choice = answer["choices"][0]
+    assert "Paris" in choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+    assert "<|im_end|>" not in choice["message"]["content"]
+    events = list(real_engine.events("/v1/chat/completions", body))
+    text = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"])
+    assert text == choice["message"]["content"]
+    reasons = [e["choices"][0]["finish_reason"] for e in events if e["choices"]]
+    assert [reason for reason in reasons if reason] == ["stop"]
+
+
+def test_a_seed_decides_the_sample_whatever_else_runs(real_engine):
+    body = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 1.0, "seed": 11}
+    alone = real_engine.complete(**body)["choices"][0]["text"]
+    with ThreadPoolExecutor(8) as pool:
+        others = [
+            pool.submit(real_engine.complete, prompt="x", max_tokens=24, seed=i) for i in range(7)
+        ]
+        crowded = pool.submit(real_engine.complete, **body).result()["choices"][0]["text"]
+        for other in others:
+            other.result()
+    assert crowded == alone
+    other_seed = real_engine.complete(**{**body, "seed": 12})["choices"][0]["text"]
+    assert other_seed != alone
