@@ -205,15 +205,15 @@ class Api:
         )
 
     def _check(self, fields: Fields, body: SamplingFields) -> None:
-        self._require_model(body.model)
+        if body.model is not None:
+            self._require_model(body.model)
         refuse_unsupported(fields.values)
 
     def _require_model(self, name: str) -> None:
         if name != self._model:
-            what = f"named {name[:64]!r}" if name else "field that is empty or missing"
             raise RequestError(
                 ErrorCode.MODEL_NOT_FOUND,
-                f"The request has a model {what}; this server serves {self._model!r}.",
+                f"There is no model {name[:64]!r} here; this server serves {self._model!r}.",
                 param="model",
             )
 

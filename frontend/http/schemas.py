@@ -68,7 +68,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """What both endpoints take: how to choose tokens, and how to answer."""
 
-    model: str = ""
+    model: str | None = None
+    """The name of the model served; absent: that one."""
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -127,7 +128,6 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /tokenize."""
 
-    model: str = ""
     prompt: str = ""
     add_special_tokens: bool = True
 
@@ -135,7 +135,6 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /detokenize."""
 
-    model: str = ""
     tokens: list[int] = []
 
 
