@@ -34,7 +34,7 @@ async def answer_whole(
     receive: Receive, choices: Choices, dialect: Dialect, headers: dict[str, str]
 ) -> Response:
     """Return the whole answer once all choices have ended. Raises HttpError if one fails."""
-    finished = [FinishedChoice(logprobs=[]) for _ in range(choices.count)]
+    finished = [FinishedChoice(logprobs=[], token_ids=[]) for _ in range(choices.count)]
     left = choices.count
     try:
         with watch_client(receive, choices) as client:
@@ -43,6 +43,7 @@ async def answer_whole(
                     choice = finished[index]
                     choice.text += delta.text
                     choice.logprobs += delta.logprobs
+                    choice.token_ids += delta.token_ids
                     if delta.is_last:
                         choice.finish_reason = ended_well(delta)
                         left -= 1
@@ -126,7 +127,7 @@ class EventStream:
         """Add the events of what a choice has gained. Raises HttpError if it has failed."""
         usage = self._choices.usage() if self._options.continuous_usage_stats else None
         # An end without text needs no event before its own, unless it is the choice's first.
-        if delta.text or delta.logprobs or not delta.is_last or not self._dialect.has_begun(index):
+        if delta.text or delta.token_ids or not delta.is_last or not self._dialect.has_begun(index):
             events.append(_event(msgspec.json.encode(self._dialect.delta(index, delta, usage))))
         if delta.is_last:
             reason = ended_well(delta)

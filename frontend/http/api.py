@@ -100,7 +100,12 @@ class Api:
             params=params,
             cache_domain=cache_domain(request.scope["cache_domain"], body.cache_salt),
         )
-        dialect = ChatDialect(self._model, self._vocabulary(), params.logprobs)
+        dialect = ChatDialect(
+            self._model,
+            self._vocabulary(),
+            params.logprobs,
+            show_token_ids=body.return_token_ids,
+        )
         return await self._answer(request, body, fields, [generation], dialect)
 
     async def completions(self, request: Request) -> ASGIApp:
@@ -127,6 +132,7 @@ class Api:
             self._vocabulary(),
             params.logprobs,
             [echo for echo in echoes for _ in range(body.n)],
+            show_token_ids=body.return_token_ids,
         )
         return await self._answer(request, body, fields, generations, dialect)
 

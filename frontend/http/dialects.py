@@ -35,6 +35,7 @@ class FinishedChoice(msgspec.Struct, kw_only=True):
 
     text: str = ""
     logprobs: list[TokenLogprobs] = []
+    token_ids: list[int] = []
     finish_reason: FinishReason = FinishReason.STOP
 
 
@@ -65,8 +66,11 @@ class Dialect(Protocol):
 class ChatDialect:
     """/v1/chat/completions. The role comes with a choice's first event."""
 
-    def __init__(self, model: str, vocabulary: Vocabulary, num_top: int | None) -> None:
+    def __init__(
+        self, model: str, vocabulary: Vocabulary, num_top: int | None, *, show_token_ids: bool
+    ) -> None:
         """`num_top`: candidates to show for each token. None: no log-probabilities."""
+        self._show_token_ids = show_token_ids
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
@@ -85,7 +89,10 @@ class ChatDialect:
             self._begun.add(index)
             message = MessageDelta(role="assistant", content=delta.text)
         choice = ChatChunkChoice(
-            index=index, delta=message, logprobs=self._logprobs(delta.logprobs)
+            index=index,
+            delta=message,
+            logprobs=self._logprobs(delta.logprobs),
+            token_ids=delta.token_ids if self._show_token_ids else UNSET,
         )
         return self._chunk([choice], usage)
 
@@ -112,6 +119,7 @@ class ChatDialect:
                     message=AnswerMessage(content=choice.text),
                     logprobs=self._logprobs(choice.logprobs),
                     finish_reason=FINISH_REASONS[choice.finish_reason],
+                    token_ids=choice.token_ids if self._show_token_ids else UNSET,
                 )
                 for index, choice in enumerate(choices)
             ],
@@ -135,9 +143,16 @@ class CompletionDialect:
     """/v1/completions. An echoed prompt comes with a choice's first event."""
 
     def __init__(
-        self, model: str, vocabulary: Vocabulary, num_top: int | None, echoes: list[str]
+        self,
+        model: str,
+        vocabulary: Vocabulary,
+        num_top: int | None,
+        echoes: list[str],
+        *,
+        show_token_ids: bool,
     ) -> None:
         """`num_top` as for chat. `echoes`: what each choice's text begins with."""
+        self._show_token_ids = show_token_ids
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
@@ -161,6 +176,7 @@ class CompletionDialect:
             index=index,
             text=self._echoes.pop(index, "") + delta.text,
             logprobs=self._logprobs(index, delta.logprobs),
+            token_ids=delta.token_ids if self._show_token_ids else UNSET,
         )
         return self._completion([choice], _optional(usage))
 
@@ -181,6 +197,7 @@ class CompletionDialect:
                 text=self._echoes[index] + choice.text,
                 logprobs=self._logprobs(index, choice.logprobs),
                 finish_reason=FINISH_REASONS[choice.finish_reason],
+                token_ids=choice.token_ids if self._show_token_ids else UNSET,
             )
             for index, choice in enumerate(choices)
         ]

@@ -66,6 +66,8 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
+    """Where they are asked for."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +95,8 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     delta: MessageDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    """Where they are asked for."""
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +117,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    """Where they are asked for."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,6 +87,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    """Give each choice's output token ids beside its text, the token that ended it included."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     """Keeps this request's prefix-cache blocks to requests with the same salt."""
 
