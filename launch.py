@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frontend.config import FrontendConfig
-from scheduler.config import SchedulerConfig
 
 from protocol.child import Child, read_available
 from protocol.errors import ConfigError, EngineError, ModelFileError
@@ -34,6 +33,7 @@ from protocol.lifecycle import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ProcessCon
 from protocol.logs import set_up_logging
 from protocol.messages import PROTOCOL_VERSION
 from protocol.run_dir import ClaimedRunDir, RunDir
+from scheduler.config import SchedulerConfig
 from worker.config import WorkerConfig
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
@@ -227,15 +227,19 @@ def resolve(config: LaunchConfig) -> LaunchConfig:
     device = resolve_device(config)
     if model:
         check_model(config, read_model_config(Path(model)))
-    budget = config.max_num_batched_tokens or TOKEN_BUDGETS[config.policy]
     return dataclasses.replace(
         config,
         model=model,
         served_model_name=config.served_model_name or name,
         device=device,
-        max_num_batched_tokens=budget,
+        max_num_batched_tokens=token_budget(config),
         max_num_seqs=config.max_num_seqs or (256 if device == "cuda" else 64),
     )
+
+
+def token_budget(config: LaunchConfig) -> int:
+    """Return the most tokens of a step: the flag's value, or the policy's."""
+    return config.max_num_batched_tokens or TOKEN_BUDGETS[config.policy]
 
 
 def resolve_model(config: LaunchConfig) -> tuple[str, str]:
@@ -352,7 +356,7 @@ def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dic
         process=process,
         tp=config.tp,
         policy=config.policy,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=token_budget(config),
         max_in_flight=config.max_in_flight,
         prefix_cache=config.prefix_cache,
         step_timeout_s=config.step_timeout_s,
@@ -370,7 +374,7 @@ def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dic
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=token_budget(config),
         gpu_memory_utilization=config.gpu_memory_utilization,
         enforce_eager=config.enforce_eager,
         threads=config.threads,

@@ -1,0 +1,101 @@
+"""The paged KV cache of one rank: how many blocks fit, their memory, and copies between them.
+
+Layout: [layers, 2, kv_heads, num_blocks + 1, block_size, head_dim], keys then values. A head's
+tokens within a block lie together, so that gathering a sequence for one head copies whole runs of
+block_size · head_dim numbers. Block `num_blocks` is the pad block, of zeros: rows shorter than
+their neighbours point there.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from protocol.errors import ConfigError
+
+MAX_CPU_CACHE_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheShape:
+    """Sizes of one rank's share of the cache."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+    def block_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one block over all layers."""
+        per_layer = 2 * self.num_kv_heads * self.block_size * self.head_dim
+        return self.num_layers * per_layer * dtype.itemsize
+
+
+class KVCache:
+    """The cache's memory. Attention back ends read and write `data`; copies go through here."""
+
+    def __init__(
+        self,
+        shape: KVCacheShape,
+        num_blocks: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        # Not zeroed: on CPU the pages of a block are then only taken once it is written.
+        self.data: Tensor = torch.empty(
+            shape.num_layers,
+            2,
+            shape.num_kv_heads,
+            num_blocks + 1,
+            shape.block_size,
+            shape.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+        self.data[:, :, :, num_blocks] = 0
+
+    @property
+    def pad_block(self) -> int:
+        """The block that no sequence holds."""
+        return self.num_blocks
+
+    def copy_blocks(self, copies: Sequence[Sequence[int]]) -> None:
+        """Copy blocks, (source, target) after (source, target), in this order."""
+        for source, target in copies:
+            self.data[:, :, :, target] = self.data[:, :, :, source]
+
+
+def cpu_num_blocks(block_bytes: int, *, tp: int, available_bytes: int) -> int:
+    """Return how many blocks a rank gets on CPU when `--num-blocks` does not say.
+
+    All ranks together take a quarter of the memory available, at most 2 GiB. Raises ConfigError if
+    that does not hold one block.
+    """
+    budget = min(MAX_CPU_CACHE_BYTES, available_bytes // 4) // tp
+    num_blocks = budget // block_bytes
+    if num_blocks < 1:
+        raise ConfigError(
+            f"The KV cache may take {budget} bytes here, less than one block ({block_bytes} "
+            f"bytes): free some memory, or lower --block-size."
+        )
+    return num_blocks
+
+
+def available_memory_bytes() -> int:
+    """Return the bytes that can be taken without swapping or meeting the cgroup's limit."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        available = min(available, max(0, int(text) - int(used.read_text())))
+    return available

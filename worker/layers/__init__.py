@@ -1,0 +1,1 @@
+"""The pieces models are made of; each receives what it uses."""

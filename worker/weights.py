@@ -1,0 +1,100 @@
+"""Which checkpoint tensor goes where, and putting it there.
+
+A model lists its `Weight`s; a source (`worker.safetensors_weights`, `worker.gguf_weights`, or the
+dummy generator here) fills their targets. Every weight is filled exactly once, from a tensor of
+exactly the expected shape, or loading fails with the name of file and tensor.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.layers.linear import Linear
+from worker.layers.norm import RMSNorm
+
+DUMMY_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One tensor of a checkpoint and the memory its values go to.
+
+    A rank that needs only a shard takes `target.shape[dim]` slices of dimension `dim` from
+    `start` on; the other dimensions are whole.
+    """
+
+    name: str
+    """In Hugging Face's naming; other formats translate it."""
+    target: Tensor
+    whole_size: int | None = None
+    """Size of dimension `dim` in the checkpoint; None: the target's."""
+    dim: int = 0
+    start: int = 0
+    is_norm: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape in the checkpoint."""
+        shape = list(self.target.shape)
+        if self.whole_size is not None:
+            shape[self.dim] = self.whole_size
+        return tuple(shape)
+
+    @property
+    def end(self) -> int:
+        """Index after this rank's last slice of dimension `dim`."""
+        return self.start + self.target.shape[self.dim]
+
+    def fill(self, whole: Tensor) -> None:
+        """Copy this rank's shard out of the checkpoint's tensor, converting the dtype."""
+        assert tuple(whole.shape) == self.shape, f"{self.name} is {tuple(whole.shape)}"
+        self.target.copy_(whole.narrow(self.dim, self.start, self.end - self.start))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How much was loaded and how long it took; a line in the log."""
+
+    num_bytes: int
+    """In the model's dtype."""
+    seconds: float
+
+
+def norm_weight(norm: RMSNorm, name: str) -> Weight:
+    """Return the weight of a norm."""
+    return Weight(name=f"{name}.weight", target=norm.weight, is_norm=True)
+
+
+def stacked_weights(linear: Linear, sizes: Mapping[str, int]) -> Iterator[Weight]:
+    """Yield the weights of a product that does the work of several, in order of their outputs.
+
+    `sizes` gives each one's name in the checkpoint, without ".weight", and its outputs.
+    """
+    start = 0
+    for name, size in sizes.items():
+        rows = slice(start, start + size)
+        yield Weight(name=f"{name}.weight", target=linear.weight[rows])
+        if linear.bias is not None:
+            yield Weight(name=f"{name}.bias", target=linear.bias[rows])
+        start += size
+    assert start == len(linear.weight), f"{', '.join(sizes)} do not fill the product"
+
+
+def fill_with_dummies(weights: Iterable[Weight], *, seed: int) -> None:
+    """Fill norms with 1 and everything else with normal numbers of standard deviation 0.02.
+
+    A tensor's values follow from the seed and its name, so a shard is a part of the same tensor
+    on every rank.
+    """
+    for weight in weights:
+        if weight.is_norm:
+            weight.target.fill_(1.0)
+            continue
+        device = weight.target.device
+        generator = torch.Generator(device)
+        generator.manual_seed(zlib.crc32(weight.name.encode(), seed & 0xFFFFFFFF))
+        whole = torch.empty(weight.shape, dtype=weight.target.dtype, device=device)
+        weight.fill(whole.normal_(0.0, DUMMY_STD, generator=generator))
