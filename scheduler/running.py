@@ -51,7 +51,7 @@ class Running:
     def decode_rows(self) -> Rows:
         """Return the decode rows; the same object as long as the list is the same."""
         if self._rows is None:
-            self._rows = self.table.rows(list(self._decoding))
+            self._rows = self.table.rows(self._decoding)
         return self._rows
 
     def take_leaves(self) -> list[int]:
@@ -147,9 +147,9 @@ class Running:
         if not due.size:
             return
         growing: list[Sequence] = []
-        for pick in due.tolist():
-            sequence = rows.sequences[pick]
-            if self.table.length[rows.slots[pick]] + 1 >= sequence.max_tokens:
+        for slot in rows.slots[due].tolist():
+            sequence = self._decoding[slot]
+            if self.table.length[slot] + 1 >= sequence.max_tokens:
                 self._stop_decoding(sequence)
                 sequence.become(SequenceStatus.DRAINING, step_id)
                 self._draining[sequence] = None
