@@ -61,6 +61,10 @@ class DeltaQueue:
             waiting.merge(delta)
         self._news.set()
 
+    def discard(self, request_id: int, sample: int) -> None:
+        """Drop the delta of a sample that nobody wants any more."""
+        self._pending.pop((request_id, sample), None)
+
     def nudge(self) -> None:
         """Wake the reader, deltas or not."""
         self._news.set()

@@ -27,6 +27,7 @@ from protocol.errors import ErrorCode, ProcessError, ProtocolError, RequestError
 from protocol.messages import (
     Abort,
     AbortAck,
+    AbortState,
     AddSequence,
     ChatMessage,
     EngineFacts,
@@ -72,7 +73,7 @@ class EngineClient:
         self._eos_ids: Sequence[int] = ()
         self._requests: dict[int, LiveRequest] = {}
         self._request_ids = 0
-        self._unacknowledged: set[tuple[int, int]] = set()
+        self._unacknowledged: dict[tuple[int, int], asyncio.Future[AbortAck]] = {}
         self._last_heard = time.monotonic()
 
     # --------------------------------------------------------------------------
@@ -142,12 +143,21 @@ class EngineClient:
             self._submit(request, sample, sample.sequence)
         return request
 
-    def abort(self, request: LiveRequest) -> None:
-        """End a request that its client no longer wants; nothing happens if it has ended."""
-        if self._requests.pop(request.request_id, None) is not None:
-            for sample in request.samples:
-                sample.is_finished = True
-            self._send_abort(request.request_id, -1)
+    def abort(self, request: LiveRequest, sample: int = -1) -> asyncio.Future[AbortAck] | None:
+        """End one sample that its client no longer wants, or all that have not ended.
+
+        Returns what the scheduler says to it, or None if there was nothing to end.
+        """
+        ended = [
+            live
+            for live in request.samples
+            if not live.is_finished and sample in (-1, live.sequence.sample)
+        ]
+        for live in ended:
+            live.is_finished = True
+            request.queue.discard(request.request_id, live.sequence.sample)
+        self._forget_if_finished(request)
+        return self._send_abort(request.request_id, sample) if ended else None
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text. Raises RequestError."""
@@ -171,7 +181,8 @@ class EngineClient:
         log.info("met the scheduler facts=%s", facts)
         self.facts = facts
         self.news.set()
-        self._unacknowledged.clear()
+        for request_id, index in list(self._unacknowledged):
+            self._settle_abort(_no_ack(request_id, index))
         for request in list(self._requests.values()):
             for sample in request.samples:
                 if not sample.is_finished:
@@ -210,7 +221,7 @@ class EngineClient:
     def take_ack(self, ack: AbortAck) -> None:
         """Note that an abort has taken effect."""
         self._last_heard = time.monotonic()
-        self._unacknowledged.discard((ack.request_id, ack.sample))
+        self._settle_abort(ack)
 
     def take_ping(self, ping: Ping) -> None:
         """Note that the scheduler is there, and how long its queue is."""
@@ -218,8 +229,8 @@ class EngineClient:
         self.waiting_requests = ping.waiting_requests
 
     def start_draining(self, deadline: float) -> None:
-        """Take nothing new from now on."""
-        if self.drain_deadline is None:
+        """Take nothing new from now on; a second call can bring the deadline forward."""
+        if self.drain_deadline is None or deadline < self.drain_deadline:
             log.info("draining live_requests=%d", len(self._requests))
             self.drain_deadline = deadline
             self.news.set()
@@ -331,13 +342,20 @@ class EngineClient:
         if sample.is_finished:
             self._forget_if_finished(request)
 
-    def _send_abort(self, request_id: int, sample: int) -> None:
+    def _send_abort(self, request_id: int, sample: int) -> asyncio.Future[AbortAck]:
+        acknowledged: asyncio.Future[AbortAck] = asyncio.get_running_loop().create_future()
+        self._unacknowledged[request_id, sample] = acknowledged
         try:
             self._send(Abort(request_id=request_id, sample=sample))
         except ProcessError as error:
             log.warning("abort not sent request=%d: %s", request_id, error)
-        else:
-            self._unacknowledged.add((request_id, sample))
+            self._settle_abort(_no_ack(request_id, sample))
+        return acknowledged
+
+    def _settle_abort(self, ack: AbortAck) -> None:
+        acknowledged = self._unacknowledged.pop((ack.request_id, ack.sample), None)
+        if acknowledged is not None and not acknowledged.done():
+            acknowledged.set_result(ack)
 
     def _forget_if_finished(self, request: LiveRequest) -> None:
         if request.is_finished:
@@ -346,6 +364,13 @@ class EngineClient:
     def _forget(self, request: LiveRequest) -> None:
         self._requests.pop(request.request_id, None)
         self.news.set()
+
+
+def _no_ack(request_id: int, sample: int) -> AbortAck:
+    """Return what stands for the answer of a scheduler that knows of nothing."""
+    return AbortAck(
+        request_id=request_id, sample=sample, state=AbortState.UNKNOWN, blocks_returned=0
+    )
 
 
 def _logprobs_by_row(columns: LogprobColumns) -> dict[int, list[TokenLogprobs]]:

@@ -4,6 +4,7 @@ The frontend is to its text process what the launcher is to the frontend.
 """
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -40,7 +41,7 @@ class TextChild:
         self._connection.adopt_epoch(self._epoch)
         self._child = Child(
             "text",
-            [sys.executable, "-m", "frontend.text", *to_flags(config)],
+            _command(config),
             directory=str(_ROOT),
             environment=_environment(),
         )
@@ -103,6 +104,13 @@ class TextChild:
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._child.pidfd)
         self.ended.set_result(None)
+
+
+def _command(config: TextConfig) -> list[str]:
+    # The pipes in this config are the frontend's own; the child gets others.
+    process = dataclasses.replace(config.process, lifeline_fd=-1, report_fd=-1)
+    flags = to_flags(dataclasses.replace(config, process=process))
+    return [sys.executable, "-m", "frontend.text", *flags]
 
 
 def _environment() -> dict[str, str]:
