@@ -5,7 +5,6 @@ dummy generator here) fills their targets. Every weight is filled exactly once, 
 exactly the expected shape, or loading fails with the name of file and tensor.
 """
 
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -99,11 +98,3 @@ def fill_with_dummies(weights: Iterable[Weight], *, seed: int) -> None:
         generator.manual_seed(zlib.crc32(weight.name.encode(), seed & 0xFFFFFFFF))
         whole = torch.empty(weight.shape, dtype=weight.target.dtype, device=device)
         weight.fill(whole.normal_(0.0, DUMMY_STD, generator=generator))
-
-
-def report(weights: Iterable[Weight], started: float) -> LoadReport:
-    """Return a report of loading that began at `started` on the monotonic clock and ends now."""
-    return LoadReport(
-        num_bytes=sum(weight.target.nbytes for weight in weights),
-        seconds=time.monotonic() - started,
-    )

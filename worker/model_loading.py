@@ -1,0 +1,56 @@
+"""From a model path to a model with weights, ready to compute."""
+
+import time
+from pathlib import Path
+
+import torch
+
+from worker.gguf_file import read_gguf_header
+from worker.gguf_weights import load_gguf
+from worker.layers.linear import Linear
+from worker.layers.norm import RMSNorm
+from worker.model_config import ModelConfig
+from worker.model_files import is_gguf
+from worker.models import ARCHITECTURES
+from worker.models.llama import LlamaForCausalLM
+from worker.safetensors_weights import load_safetensors
+from worker.weights import LoadReport, fill_with_dummies
+
+
+def load_model(
+    path: Path,
+    config: ModelConfig,
+    *,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    dummy_seed: int | None = None,
+) -> tuple[LlamaForCausalLM, LoadReport]:
+    """Build a model and fill its weights from `path`, or with dummies drawn from `dummy_seed`.
+
+    Raises ModelFileError naming file and tensor.
+    """
+    started = time.monotonic()
+    model = ARCHITECTURES[config.architecture](
+        config, max_model_len=max_model_len, dtype=dtype, device=device
+    )
+    with torch.inference_mode():
+        weights = list(model.weights())
+        num_bytes = sum(weight.target.nbytes for weight in weights)
+        if dummy_seed is not None:
+            fill_with_dummies(weights, seed=dummy_seed)
+        elif is_gguf(path):
+            load_gguf(
+                read_gguf_header(path),
+                weights,
+                head_dim=config.head_dim,
+                ignored=model.ignored_weights(),
+            )
+        else:
+            load_safetensors(path, weights, ignored=model.ignored_weights())
+        # The views of the weights must go, or they keep what preparing gives back.
+        del weights
+        for module in model.modules():
+            if isinstance(module, Linear | RMSNorm):
+                module.prepare()
+    return model, LoadReport(num_bytes, time.monotonic() - started)
