@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frontend.config import FrontendConfig
-from scheduler.config import SchedulerConfig
 
 from protocol.child import Child, read_available
 from protocol.errors import ConfigError, EngineError, ModelFileError
@@ -34,6 +33,7 @@ from protocol.lifecycle import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ProcessCon
 from protocol.logs import set_up_logging
 from protocol.messages import PROTOCOL_VERSION
 from protocol.run_dir import ClaimedRunDir, RunDir
+from scheduler.config import SchedulerConfig
 from worker.config import WorkerConfig
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
@@ -160,6 +160,9 @@ class LaunchConfig:
     log_level: str = dataclasses.field(
         default="info", metadata=flag("least level logged", "debug", "info", "warning", "error")
     )
+    lifeline_fd: int = dataclasses.field(
+        default=-1, metadata=flag("inherited pipe whose end is a SIGTERM; a parent program sets it")
+    )
 
     def __post_init__(self) -> None:
         at_least = {
@@ -179,6 +182,8 @@ class LaunchConfig:
                 raise ConfigError(f"{name} is {value}; it must be at least {least}.")
         if self.max_in_flight not in (1, 2):
             raise ConfigError(f"--max-in-flight is {self.max_in_flight}; it must be 1 or 2.")
+        if self.lifeline_fd >= 0 and not is_open(self.lifeline_fd):
+            raise ConfigError(f"--lifeline-fd is {self.lifeline_fd}, which is no open file.")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535.")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -186,6 +191,15 @@ class LaunchConfig:
                 f"--gpu-memory-utilization is {self.gpu_memory_utilization}; "
                 "it must be above 0 and at most 1."
             )
+
+
+def is_open(descriptor: int) -> bool:
+    """Return whether this process has inherited a file descriptor."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def main(argv: Sequence[str]) -> int:
@@ -227,15 +241,19 @@ def resolve(config: LaunchConfig) -> LaunchConfig:
     device = resolve_device(config)
     if model:
         check_model(config, read_model_config(Path(model)))
-    budget = config.max_num_batched_tokens or TOKEN_BUDGETS[config.policy]
     return dataclasses.replace(
         config,
         model=model,
         served_model_name=config.served_model_name or name,
         device=device,
-        max_num_batched_tokens=budget,
+        max_num_batched_tokens=token_budget(config),
         max_num_seqs=config.max_num_seqs or (256 if device == "cuda" else 64),
     )
+
+
+def token_budget(config: LaunchConfig) -> int:
+    """Return the most tokens of a step: the flag's value, or the policy's."""
+    return config.max_num_batched_tokens or TOKEN_BUDGETS[config.policy]
 
 
 def resolve_model(config: LaunchConfig) -> tuple[str, str]:
@@ -352,7 +370,7 @@ def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dic
         process=process,
         tp=config.tp,
         policy=config.policy,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=token_budget(config),
         max_in_flight=config.max_in_flight,
         prefix_cache=config.prefix_cache,
         step_timeout_s=config.step_timeout_s,
@@ -370,7 +388,7 @@ def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dic
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=token_budget(config),
         gpu_memory_utilization=config.gpu_memory_utilization,
         enforce_eager=config.enforce_eager,
         threads=config.threads,
@@ -559,6 +577,13 @@ class Supervisor:
             child.read_to_end()
             child.close()
 
+    def _read_lifeline(self) -> bool:
+        """Take the end of the program that started this launcher for a signal; False at its end."""
+        if os.read(self._config.lifeline_fd, 1):
+            return True
+        self._signals += 1
+        return False
+
     @contextlib.contextmanager
     def _catch_signals(self) -> Iterator[None]:
         """Count stop signals, and let each wake the selector."""
@@ -573,6 +598,10 @@ class Supervisor:
         before = {number: signal.signal(number, count) for number in numbers}
         old_wakeup = signal.set_wakeup_fd(write)
         self._selector.register(read, selectors.EVENT_READ, lambda: bool(read_available(read)))
+        if self._config.lifeline_fd >= 0:
+            self._selector.register(
+                self._config.lifeline_fd, selectors.EVENT_READ, self._read_lifeline
+            )
         try:
             yield
         finally:

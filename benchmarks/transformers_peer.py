@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationMixin
 
 from launch import bundled_model
 
@@ -22,7 +22,7 @@ def main(dtype: str) -> None:
 
 
 @torch.inference_mode()
-def generate(model: torch.nn.Module, requests: list[tuple[list[int], int]]) -> list[list[int]]:
+def generate(model: GenerationMixin, requests: list[tuple[list[int], int]]) -> list[list[int]]:
     """Generate greedily for one left-padded batch; each row is cut to its own length."""
     width = max(len(prompt) for prompt, _ in requests)
     ids = torch.zeros(len(requests), width, dtype=torch.long)

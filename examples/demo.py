@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Iterator
+from typing import Any
 
 QUESTION = "What is the capital of France, and what is it famous for?"
 START_TIMEOUT_S = 120
@@ -81,7 +82,7 @@ def ask(url: str, question: str) -> None:
     )
 
 
-def post_events(url: str, path: str, body: dict[str, object]) -> Iterator[dict[str, object]]:
+def post_events(url: str, path: str, body: dict[str, object]) -> Iterator[dict[str, Any]]:
     """Yield the server-sent events of a streaming POST as parsed JSON."""
     address = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(address.netloc, timeout=120)

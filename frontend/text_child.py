@@ -1,37 +1,26 @@
-"""One incarnation of the text process: its pipes, its socket, its death.
+"""One incarnation of the text process: its pipes, its socket, its end.
 
-The frontend is to its text process what the launcher is to the frontend: it holds the lifeline,
-reads the reports, and knows of the process's end when the kernel closes the report pipe.
+The frontend is to its text process what the launcher is to the frontend.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import os
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
-import msgpack
-import msgspec
 import zmq.asyncio
 
 from frontend.text.config import TextConfig
 from protocol.channels import AsyncDealer
+from protocol.child import Child
 from protocol.connection import Codec, Connection
 from protocol.flags import to_flags
-from protocol.messages import (
-    ChildToLauncher,
-    Failure,
-    Hello,
-    Role,
-    TextDone,
-    TextJob,
-    TextToFrontend,
-)
+from protocol.messages import Failure, Hello, Role, TextDone, TextJob, TextToFrontend
 from protocol.recording import Recorder
 
-_REPORT_BYTES = 1 << 16
+_ROOT = Path(__file__).parents[1]
 
 
 class TextChild:
@@ -40,42 +29,35 @@ class TextChild:
     def __init__(
         self, context: zmq.asyncio.Context, config: TextConfig, recorder: Recorder | None
     ) -> None:
-        """Start it, with pipes of its own."""
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Start it. It listens for nobody else: `config.address` is its own."""
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
         """Done when the process has ended."""
-        self.failure: Failure | None = None
-        """Why it ended, if it said so."""
-        self._config = config
+        self._epoch = config.process.epoch
         self._channel = AsyncDealer(context, config.address, bind=True, recorder=recorder)
         self._connection: Connection[TextToFrontend] = Connection(
             self._channel.send, Codec(TextToFrontend)
         )
-        self._connection.adopt_epoch(config.process.epoch)
-        lifeline_read, self._lifeline = os.pipe()
-        self._reports, reports_write = os.pipe()
-        os.set_blocking(self._reports, False)
-        self._unpacker = msgpack.Unpacker(max_buffer_size=_REPORT_BYTES)
-        try:
-            self._process = subprocess.Popen(
-                _command(config, lifeline_read, reports_write),
-                pass_fds=(lifeline_read, reports_write),
-                stdin=subprocess.DEVNULL,
-                env=_environment(),
-            )
-        finally:
-            os.close(lifeline_read)
-            os.close(reports_write)
-        asyncio.get_running_loop().add_reader(self._reports, self._read_reports)
+        self._connection.adopt_epoch(self._epoch)
+        self._child = Child(
+            "text",
+            _command(config),
+            directory=str(_ROOT),
+            environment=_environment(),
+        )
+        loop.add_reader(self._child.log_fd, self._read_log)
+        loop.add_reader(self._child.reports, self._read_reports)
+        loop.add_reader(self._child.pidfd, self._end)
 
     @property
     def pid(self) -> int:
         """The process's id."""
-        return self._process.pid
+        return self._child.process.pid
 
     @property
-    def exit_code(self) -> int | None:
-        """How the process ended; None while it runs."""
-        return self._process.poll()
+    def failure(self) -> Failure | None:
+        """Why it ended, if it said so. Known once `close` has returned."""
+        return self._child.failure
 
     def send(self, job: TextJob) -> None:
         """Give it a job. Raises ProcessError if it takes none."""
@@ -86,9 +68,8 @@ class TextChild:
         while True:
             message = self._connection.receive(await self._channel.receive())
             if isinstance(message, Hello):
-                epoch = self._config.process.epoch
                 self._connection.hello(
-                    Hello(role=Role.FRONTEND, identity=os.urandom(16), epoch=epoch)
+                    Hello(role=Role.FRONTEND, identity=os.urandom(16), epoch=self._epoch)
                 )
                 return message
             if isinstance(message, TextDone):
@@ -96,40 +77,42 @@ class TextChild:
 
     def kill(self) -> None:
         """End the process now; `ended` follows."""
-        self._process.kill()
+        self._child.signal(signal.SIGKILL)
 
-    def close(self) -> None:
-        """Release everything; the process is gone when this returns."""
-        asyncio.get_running_loop().remove_reader(self._reports)
-        os.close(self._reports)
-        os.close(self._lifeline)
-        self._process.kill()
-        self._process.wait()
+    def close(self) -> str:
+        """Release everything and say how the process ended; it is gone when this returns."""
+        loop = asyncio.get_running_loop()
+        for descriptor in (self._child.log_fd, self._child.reports, self._child.pidfd):
+            loop.remove_reader(descriptor)
+        self.kill()
+        how = self._child.describe_end()
+        self._child.read_to_end()
+        self._child.close()
         self._channel.close()
+        # ZeroMQ leaves the file of a closed socket behind.
+        Path(self._channel.address.removeprefix("ipc://")).unlink(missing_ok=True)
+        return how
+
+    def _read_log(self) -> None:
+        if not self._child.read_log():
+            asyncio.get_running_loop().remove_reader(self._child.log_fd)
 
     def _read_reports(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._reports, _REPORT_BYTES):
-                self._unpacker.feed(chunk)
-                for report in self._unpacker:
-                    message = msgspec.convert(report, ChildToLauncher)
-                    if isinstance(message, Failure):
-                        self.failure = message
-            asyncio.get_running_loop().remove_reader(self._reports)
-            self.ended.set_result(None)
+        if not self._child.read_reports():
+            asyncio.get_running_loop().remove_reader(self._child.reports)
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._child.pidfd)
+        self.ended.set_result(None)
 
 
-def _command(config: TextConfig, lifeline_fd: int, report_fd: int) -> list[str]:
-    process = dataclasses.replace(config.process, lifeline_fd=lifeline_fd, report_fd=report_fd)
+def _command(config: TextConfig) -> list[str]:
+    # The pipes in this config are the frontend's own; the child gets others.
+    process = dataclasses.replace(config.process, lifeline_fd=-1, report_fd=-1)
     flags = to_flags(dataclasses.replace(config, process=process))
     return [sys.executable, "-m", "frontend.text", *flags]
 
 
 def _environment() -> dict[str, str]:
     """Return this process's environment, with what keeps libraries from threads and the network."""
-    import_path = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, import_path)),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    return os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -25,7 +25,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.lifecycle import EXIT_USAGE
-from protocol.messages import ChatMessage, Hello, TextDone, TextJob, TextKind
+from protocol.messages import ChatMessage, Failure, Hello, TextDone, TextJob, TextKind
 from protocol.recording import Recorder
 
 MAX_SENT = 8
@@ -110,12 +110,13 @@ class TextClient:
             finally:
                 self._child = None
                 self._disarm()
-                child.close()
+                how = child.close()
             failed_starts = 0 if was_ready else failed_starts + 1
-            self._give_up_if_hopeless(child, failed_starts)
+            if failed_starts:
+                _give_up_if_hopeless(child.failure, failed_starts, how)
             self._take_back()
             self.restarts += 1
-            log.warning("text process replaced pid=%d exit_code=%s", child.pid, child.exit_code)
+            log.warning("text process replaced because %s", how)
             if not was_ready:
                 await asyncio.sleep(RESTART_PAUSE_S)
 
@@ -149,18 +150,6 @@ class TextClient:
                     self._finish(message)
             self._send_waiting()
 
-    def _give_up_if_hopeless(self, child: TextChild, failed_starts: int) -> None:
-        if failed_starts == 0:
-            return
-        failure = child.failure
-        if failure and failure.exit_code == EXIT_USAGE:
-            raise ModelFileError(failure.sentence)
-        if failed_starts >= MAX_FAILED_STARTS:
-            reason = failure.sentence if failure else f"exit code {child.exit_code}"
-            raise ProcessError(
-                f"The text process ended {failed_starts} times before it was ready: {reason}"
-            )
-
     async def _do(
         self,
         kind: TextKind,
@@ -193,8 +182,13 @@ class TextClient:
             job = self._waiting.popleft()
             if job.done.done():
                 continue  # Its client has gone.
-            self._child.send(job.message)
             self._sent.append(job)
+            try:
+                self._child.send(job.message)
+            except ProcessError:
+                # It has just died, or is stuck and must: either way its jobs are taken back.
+                self._child.kill()
+                return
             if len(self._sent) == 1:
                 self._arm()
 
@@ -235,6 +229,13 @@ class TextClient:
                 _fail(first, "ended the text process twice")
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
+
+
+def _give_up_if_hopeless(failure: Failure | None, failed_starts: int, how: str) -> None:
+    if failure and failure.exit_code == EXIT_USAGE:
+        raise ModelFileError(failure.sentence)
+    if failed_starts >= MAX_FAILED_STARTS:
+        raise ProcessError(f"No text process becomes ready: {how}")
 
 
 def _fail(job: _Job, what: str) -> None:

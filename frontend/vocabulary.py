@@ -41,11 +41,22 @@ class Vocabulary(Protocol):
         """Return the bytes one token stands for: part of a character, perhaps."""
         ...
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its spelling, if there is such a token."""
+        ...
+
+    @property
+    def longest_token_bytes(self) -> int:
+        """At least the bytes of the longest token: what bounds the tokens of a text from below."""
+        ...
+
 
 class ByteLevelVocabulary:
     """Pieces are bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.longest_token_bytes = _longest_token(tokenizer)
+        self._tokenizer = tokenizer
         special = special_ids(tokenizer)
         pieces = Pieces[bytes](lambda token_id: _byte_level_piece(tokenizer, token_id))
         self._pieces = pieces
@@ -59,11 +70,17 @@ class ByteLevelVocabulary:
         """Return the bytes one token stands for."""
         return self._pieces[token_id]
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its spelling."""
+        return _token_id(self._tokenizer, token)
+
 
 class SentencePieceVocabulary:
     """Pieces are text, or one byte."""
 
     def __init__(self, tokenizer: Tokenizer, rules: "JoinRules") -> None:
+        self.longest_token_bytes = _longest_token(tokenizer)
+        self._tokenizer = tokenizer
         special = special_ids(tokenizer)
         pieces = Pieces[str | bytes](lambda i: _sentence_piece(tokenizer, i, rules))
         self._pieces = pieces
@@ -83,9 +100,15 @@ class SentencePieceVocabulary:
         piece = self._pieces[token_id]
         return piece if isinstance(piece, bytes) else piece.encode()
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its spelling."""
+        return _token_id(self._tokenizer, token)
+
 
 class WordlessVocabulary:
     """Of a model without a tokenizer: ids have no text."""
+
+    longest_token_bytes = 0
 
     def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:  # noqa: ARG002
         """Return a detokenizer that says nothing."""
@@ -94,6 +117,10 @@ class WordlessVocabulary:
     def token_bytes(self, token_id: int) -> bytes:  # noqa: ARG002
         """Return no bytes."""
         return b""
+
+    def token_id(self, token: str) -> int | None:  # noqa: ARG002
+        """Return nothing."""
+        return None
 
 
 class Pieces(dict[int, Piece]):
@@ -162,6 +189,15 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids of the tokens that are signs to the model, not text."""
     added = tokenizer.get_added_tokens_decoder()
     return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
+def _token_id(tokenizer: Tokenizer, token: str) -> int | None:
+    token_id: int | None = tokenizer.token_to_id(token)
+    return token_id
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    return max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
 
 
 def _join_rules(parts: Sequence[_Decoder]) -> JoinRules | None:

@@ -67,7 +67,8 @@ class Child:
         data = read_available(self.reports)
         self._unpacker.feed(data)
         for item in self._unpacker:
-            match msgspec.convert(item, ChildToLauncher):
+            message: ChildToLauncher = msgspec.convert(item, ChildToLauncher)
+            match message:
                 case Ready() as ready:
                     self.ready = ready
                 case Heartbeat() as heartbeat:

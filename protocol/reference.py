@@ -26,8 +26,6 @@ CHANNELS = {
     "child → launcher (pipe)": messages.ChildToLauncher,
 }
 
-Documented = type[msgspec.Struct] | type[enum.IntEnum]
-
 
 def render() -> str:
     """Return the reference as Markdown."""
@@ -55,14 +53,15 @@ def render() -> str:
         for kind in kinds:
             lines += _struct(kind, field_docs)
     lines += ["", "## Enumerations"]
-    for kind in (
+    enumerations: tuple[type[enum.IntEnum], ...] = (
         messages.Role,
         messages.FinishReason,
         errors.ErrorCode,
         messages.AbortState,
         messages.TextKind,
-    ):
-        lines += _enumeration(kind, field_docs)
+    )
+    for enumeration in enumerations:
+        lines += _enumeration(enumeration, field_docs)
     return "\n".join(lines) + "\n"
 
 

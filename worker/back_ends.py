@@ -26,7 +26,10 @@ def build_runner(config: WorkerConfig) -> StepRunner:
     """
     if config.fake_workers:
         return _fake_runner(config)
-    raise NotImplementedError
+    # Imported here so that checksum ranks start without torch.
+    from worker.model_setup import build_model_runner  # noqa: PLC0415
+
+    return build_model_runner(config)
 
 
 def _fake_runner(config: WorkerConfig) -> ChecksumRunner:

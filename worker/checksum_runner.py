@@ -113,21 +113,14 @@ class ChecksumRunner:
         )
 
     def _sample(self, rows: StepRows) -> StepOutput:
-        last_chunks = [chunk for chunk in rows.chunks if chunk.is_last]
-        slots, num_tokens = rows.decode_slots, rows.decode_positions + np.int32(1)
-        if last_chunks:
-            chunk_slots = np.array([chunk.slot for chunk in last_chunks], dtype=np.int32)
-            chunk_ends = np.array([chunk.end for chunk in last_chunks], dtype=np.int32)
-            slots = np.concatenate((slots, chunk_slots))
-            num_tokens = np.concatenate((num_tokens, chunk_ends))
-
+        slots, num_tokens = rows.sampled_slots, rows.sampled_indices
         contexts = zip(slots.tolist(), num_tokens.tolist(), strict=True)
         folds = np.array([self._fold(*context) for context in contexts], dtype=np.uint64)
         tokens = next_tokens(folds, num_tokens, self._keys[slots], self._facts.vocab_size)
         self._last_tokens[slots] = tokens
 
-        failed = self._numeric_failures(last_chunks)
-        logprobs = self._logprobs(rows, slots, num_tokens, tokens, failed)
+        failed = self._numeric_failures(rows)
+        logprobs = self._logprobs(rows, tokens, failed)
         return assemble_output(rows, tokens, failed, logprobs)
 
     def _fold(self, slot: int, num_tokens: int) -> np.uint64:
@@ -137,30 +130,27 @@ class ChecksumRunner:
         words = self._cache.take(blocks, axis=0).reshape(-1, NUM_LAYERS)
         return fold_words(words[:num_tokens], self._weights[:num_tokens])
 
-    def _numeric_failures(self, last_chunks: list[Chunk]) -> dict[int, ErrorCode]:
+    def _numeric_failures(self, rows: StepRows) -> dict[int, ErrorCode]:
         """Return the rows that fail as if their logits were NaN, and fail their slots."""
         failed: dict[int, ErrorCode] = {}
         if self._numeric_token is None:
             return failed
-        for chunk in last_chunks:
-            if np.any(self._table.token_ids[chunk.slot] == self._numeric_token):
+        for chunk in rows.chunks:
+            known = self._table.token_ids[chunk.slot]
+            if chunk.is_last and np.any(known == self._numeric_token):
                 failed[chunk.row] = ErrorCode.NUMERIC
                 self._table.fail(chunk.slot, ErrorCode.NUMERIC)
         return failed
 
     def _logprobs(
-        self,
-        rows: StepRows,
-        slots: Int32Array,
-        num_tokens: Int32Array,
-        tokens: Int32Array,
-        failed: dict[int, ErrorCode],
+        self, rows: StepRows, tokens: Int32Array, failed: dict[int, ErrorCode]
     ) -> LogprobColumns | None:
         """Return made-up log-probabilities of the sampled tokens, for the rows that want them."""
         if self._facts.rank > 0:
             return None
         columns = _LogprobLists()
-        sampled_rows, num_top = rows.sampled_rows, self._num_top[slots]
+        sampled_rows, indices = rows.sampled_rows, rows.sampled_indices
+        num_top = self._num_top[rows.sampled_slots]
         for index in np.flatnonzero(num_top != NO_LOGPROBS).tolist():
             row = int(sampled_rows[index])
             if row in failed:
@@ -169,7 +159,7 @@ class ChecksumRunner:
                 int(tokens[index]), int(num_top[index]), self._facts.vocab_size
             )
             columns.rows.append(row)
-            columns.positions.append(int(num_tokens[index]))
+            columns.positions.append(int(indices[index]))
             columns.n.append(len(ids))
             columns.ids += ids
             columns.values += values

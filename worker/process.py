@@ -7,6 +7,7 @@ plan, and it waits in one place, with the launcher's lifeline.
 """
 
 import dataclasses
+import gc
 import logging
 import os
 from typing import assert_never
@@ -65,6 +66,7 @@ def _serve(
     connection = Connection(dealer.send, codec)
     hello = _hello(config, runner)
     connection.hello(hello)
+    gc.freeze()  # nothing that exists by now becomes garbage
     log.info("waits for the scheduler address=%s", dealer.address)
 
     while True:

@@ -80,7 +80,23 @@ class StepRows:
     @property
     def sampled_rows(self) -> Int32Array:
         """[sampled] rows that sample a token: the decode rows, then the last chunks."""
-        last_chunks = [chunk.row for chunk in self.chunks if chunk.is_last]
-        if not last_chunks:
-            return self.decode_rows
-        return np.concatenate((self.decode_rows, np.array(last_chunks, dtype=np.int32)))
+        return _concatenate(self.decode_rows, [chunk.row for chunk in self._last_chunks])
+
+    @property
+    def sampled_slots(self) -> Int32Array:
+        """[sampled] their slots."""
+        return _concatenate(self.decode_slots, [chunk.slot for chunk in self._last_chunks])
+
+    @property
+    def sampled_indices(self) -> Int32Array:
+        """[sampled] where in prompt + output each sampled token will stand."""
+        indices = self.decode_positions + np.int32(1)
+        return _concatenate(indices, [chunk.end for chunk in self._last_chunks])
+
+    @property
+    def _last_chunks(self) -> list[Chunk]:
+        return [chunk for chunk in self.chunks if chunk.is_last]
+
+
+def _concatenate(decode: Int32Array, chunks: list[int]) -> Int32Array:
+    return np.concatenate((decode, np.array(chunks, dtype=np.int32))) if chunks else decode

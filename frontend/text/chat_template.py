@@ -49,7 +49,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _now
         try:
             self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+        except (jinja2.TemplateError, RecursionError, MemoryError) as error:
             raise ModelFileError(f"The model's chat template is broken: {error}.") from error
         self._special_tokens = dict(special_tokens)
         # A template that does not know the newer name of the system role gets the older one.

@@ -34,9 +34,11 @@ log = logging.getLogger(__name__)
 def run(config: TextConfig, lifeline: Lifeline) -> None:
     """Do text jobs until the frontend ends."""
     started = time.monotonic()
-    desk = TextDesk(_text_model(config))
-    desk.rehearse()
+    model = _text_model(config)
+    # Before the template is compiled, which computes its constants.
     _limit_memory()
+    desk = TextDesk(model)
+    desk.rehearse()
     taps = recorder(config.process.record, f"text-{os.getpid()}")
     channel = Dealer(zmq.Context(), config.address, bind=False, recorder=taps)
     inbox = Inbox(lifeline, channel)

@@ -212,8 +212,8 @@ def test_rule_8_the_index_of_a_sampled_token_is_the_length_after_its_row(
     rows = decoding.apply(
         make_plan(3, joins=[make_join(2, [8, 9], [3])], decode=[0], chunks=[(2, 0, 2, 1)])
     )
-    assert (rows.decode_positions + 1).tolist() == [decoding.lengths[0]] == [6]
-    assert rows.chunks[0].end == decoding.lengths[2] == 2
+    assert rows.sampled_slots.tolist() == [0, 2]
+    assert rows.sampled_indices.tolist() == decoding.lengths[[0, 2]].tolist() == [6, 2]
 
 
 # Rule 9: a failed slot answers without being computed until it leaves.

@@ -1,0 +1,143 @@
+"""Times the scheduler's core in steady decode: `python -m benchmarks.scheduler`.
+
+A step here is everything that the scheduler process does for it between two waits, but the
+sockets: decode the result's frame, commit, encode the deltas, schedule, encode the plan. Prints one
+JSON line with the median over the steps, in microseconds.
+"""
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import time
+from array import array
+from collections import deque
+
+import msgspec
+
+from protocol.columns import pack_int32
+from protocol.messages import (
+    AddSequence,
+    EngineFacts,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    WorkerToScheduler,
+)
+from scheduler.policy import ThroughputPolicy
+from scheduler.scheduler import Scheduler
+
+VOCAB_SIZE = 151_936
+PROMPT_TOKENS = range(128, 384)
+"""Lengths are drawn from these, so that sequences fill their blocks in different steps."""
+
+
+def main() -> None:
+    """Run with the command line's sizes and print the line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--block-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=2_000)
+    parser.add_argument("--frontends", type=int, default=1)
+    parser.add_argument("--max-in-flight", type=int, default=2)
+    arguments = parser.parse_args()
+    timings = measure(
+        arguments.sequences,
+        arguments.block_size,
+        arguments.steps,
+        arguments.frontends,
+        arguments.max_in_flight,
+    )
+    print(
+        json.dumps(
+            {
+                "benchmark": "scheduler",
+                **vars(arguments),
+                "step_us": round(statistics.median(timings) * 1e6, 1),
+                "step_us_mean": round(statistics.fmean(timings) * 1e6, 1),
+                "step_us_p99": round(statistics.quantiles(timings, n=100)[98] * 1e6, 1),
+                "machine": platform.machine(),
+                "python": platform.python_version(),
+            }
+        )
+    )
+
+
+def measure(
+    sequences: int, block_size: int, steps: int, frontends: int, max_in_flight: int
+) -> list[float]:
+    """Return the seconds of each step with all sequences decoding."""
+    output_tokens = steps + 64
+    longest = PROMPT_TOKENS.stop + output_tokens
+    facts = EngineFacts(
+        rank=0,
+        back_end="none",
+        block_size=block_size,
+        num_blocks=sequences * (longest // block_size + 2),
+        slots=sequences,
+        max_model_len=longest,
+        vocab_size=VOCAB_SIZE,
+    )
+    scheduler = Scheduler(
+        facts,
+        ThroughputPolicy(),
+        max_in_flight=max_in_flight,
+        prefix_key=b"benchmark",
+        max_waiting_requests=sequences,
+        max_waiting_tokens=sequences * PROMPT_TOKENS.stop,
+    )
+    generator = random.Random(0)
+    for number in range(sequences):
+        length = generator.choice(PROMPT_TOKENS)
+        prompt = pack_int32(generator.randrange(VOCAB_SIZE) for _ in range(length))
+        params = SamplingParams(seed=0, max_tokens=output_tokens, stop_token_ids=[VOCAB_SIZE - 1])
+        message = AddSequence(request_id=number, sample=0, prompt_ids=prompt, params=params)
+        scheduler.add(b"frontend-%d" % (number % frontends), message)
+    encode = msgspec.msgpack.Encoder().encode
+    decoder = msgspec.msgpack.Decoder(WorkerToScheduler)
+    ranks = EchoRanks(generator)
+    frames: deque[bytes] = deque()
+    timings: list[float] = []
+    while len(timings) < steps:
+        while (plan := scheduler.schedule()) is not None:
+            frames.append(encode(ranks.answer(plan)))
+        if ranks.num_decoding < sequences:
+            result = decoder.decode(frames.popleft())
+            assert isinstance(result, StepResult)
+            scheduler.commit(result)
+            continue
+        start = time.perf_counter()
+        result = decoder.decode(frames.popleft())
+        assert isinstance(result, StepResult)
+        for addressed in scheduler.commit(result):
+            encode(addressed.deltas)
+        plan = scheduler.schedule()
+        assert plan is not None
+        encode(plan)
+        timings.append(time.perf_counter() - start)
+        frames.append(encode(ranks.answer(plan)))
+    return timings
+
+
+class EchoRanks:
+    """Answers plans with random tokens."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self.num_decoding = 0
+        self._generator = generator
+
+    def answer(self, plan: StepPlan) -> StepResult:
+        """Return a result of the right shape."""
+        if plan.decode is not None:
+            self.num_decoding = len(plan.decode) // 4
+        lasts = array("i", plan.chunks)[3::4]
+        counts = [1] * self.num_decoding + list(lasts)
+        tokens = (self._generator.randrange(VOCAB_SIZE - 1) for _ in range(sum(counts)))
+        return StepResult(
+            step_id=plan.step_id, digest=0, counts=pack_int32(counts), tokens=pack_int32(tokens)
+        )
+
+
+if __name__ == "__main__":
+    main()

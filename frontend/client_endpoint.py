@@ -1,0 +1,140 @@
+"""The endpoint for ZeroMQ clients: the engine client, without HTTP.
+
+    Generate  →  Output …, one last for each sample
+    Abort     →  AbortAck; nothing more comes of what it names
+    Status    →  StatusReply
+
+Each client is known by its socket's identity and has a numbered connection of its own. One that is
+gone, breaks the protocol or says Hello again has left: its requests are aborted. No client sees or
+touches another's; request ids are each client's own.
+"""
+
+import logging
+import os
+from functools import partial
+from typing import assert_never
+
+from frontend.client_session import ClientSession
+from frontend.engine_client import EngineClient
+from protocol.channels import AsyncRouter
+from protocol.connection import Codec, Connection, Outgoing
+from protocol.errors import ConfigError, ProtocolError
+from protocol.messages import (
+    Abort,
+    ClientToFrontend,
+    Drain,
+    Generate,
+    Hello,
+    Ping,
+    Resend,
+    Reset,
+    Role,
+    Status,
+)
+
+MAX_CLIENTS = 1024
+
+log = logging.getLogger(__name__)
+
+
+class ClientEndpoint:
+    """Serves ZeroMQ clients on one socket."""
+
+    def __init__(
+        self, router: AsyncRouter, engine: EngineClient, model: str, *, epoch: int
+    ) -> None:
+        """`model`: the name it is served by."""
+        self._router = router
+        self._engine = engine
+        self._model = model
+        self._epoch = epoch
+        self._identity = os.urandom(16)
+        self._codec: Codec[ClientToFrontend] = Codec(ClientToFrontend)
+        self._sessions: dict[bytes, ClientSession] = {}
+
+    async def run(self) -> None:
+        """Serve clients; never returns."""
+        while True:
+            client, frame = await self._router.receive()
+            self._take(client, frame)
+
+    def close(self) -> None:
+        """Abort every client's requests and close the socket."""
+        for client in list(self._sessions):
+            self._leave(client, "the server stops")
+        self._router.close()
+
+    def _take(self, client: bytes, frame: bytes) -> None:
+        session = self._sessions.get(client)
+        connection = session.connection if session else self._connection(client)
+        try:
+            message = connection.receive(frame)
+            match message:
+                case Hello():
+                    self._greet(client, message)
+                case Generate() | Abort() | Status():
+                    if session is not None:
+                        session.handle(message)
+                case Reset():
+                    self._leave(client, "forgets the connection")
+                case None | Ping() | Drain() | Resend():
+                    pass  # the connection has done what there is to do
+                case _:
+                    assert_never(message)
+        except ProtocolError as error:
+            log.warning("refused a message of client=%s: %s", client.hex(), error)
+            self._leave(client, "breaks the protocol")
+            connection.send(Reset())
+
+    def _greet(self, client: bytes, hello: Hello) -> None:
+        if hello.role is not Role.CLIENT:
+            raise ProtocolError(f"A {hello.role.name.lower()} connects where clients do.")
+        # Its numbering starts anew, so nothing of an older connection can be continued.
+        self._leave(client, "says Hello again")
+        if len(self._sessions) >= MAX_CLIENTS:
+            raise ProtocolError(f"There are {MAX_CLIENTS} clients already.")
+        connection = self._connection(client)
+        connection.peer = hello
+        self._sessions[client] = ClientSession(connection, self._engine, self._model)
+        connection.hello(
+            Hello(
+                role=Role.FRONTEND,
+                identity=self._identity,
+                epoch=self._epoch,
+                facts=self._engine.facts,
+            )
+        )
+
+    def _connection(self, client: bytes) -> Connection[ClientToFrontend]:
+        return Connection(partial(self._send, client), self._codec, Outgoing(self._epoch))
+
+    def _send(self, client: bytes, frame: bytes) -> None:
+        if not self._router.send(client, frame):
+            self._leave(client, "is gone or does not read")
+
+    def _leave(self, client: bytes, how: str) -> None:
+        session = self._sessions.pop(client, None)
+        if session is not None:
+            log.info("left client=%s because it %s", client.hex(), how)
+            session.close()
+
+
+def client_address(listen: str, default: str, index: int) -> str:
+    """Return where frontend `index` listens for clients: `default`, or the flag's port plus index.
+
+    Raises ConfigError for an address that is not tcp on loopback.
+    """
+    if not listen:
+        return default
+    scheme, _, rest = listen.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdecimal():
+        raise ConfigError(f"--listen is {listen}; it must be tcp://HOST:PORT.")
+    if host != "localhost" and not host.startswith("127."):
+        raise ConfigError(
+            f"--listen is {listen}: clients are not authenticated, so only loopback is possible, "
+            "for example tcp://127.0.0.1:5555."
+        )
+    if int(port) + index > 65535:
+        raise ConfigError(f"--listen is {listen}, which leaves no port for frontend {index}.")
+    return f"tcp://{host}:{int(port) + index if int(port) else 0}"

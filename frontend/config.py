@@ -1,0 +1,63 @@
+"""What a frontend is told before it starts. Its flags are these fields."""
+
+from dataclasses import dataclass, field
+
+from protocol.lifecycle import ProcessConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """Settings of one frontend. What the engine has, it learns from the scheduler's Hello."""
+
+    process: ProcessConfig
+    index: int = field(default=0, metadata={"help": "number of this frontend in the run"})
+    model: str = field(metadata={"help": "model directory or GGUF file"})
+    served_model_name: str = field(default="model", metadata={"help": "name clients use"})
+    host: str = field(default="127.0.0.1", metadata={"help": "address of the HTTP endpoint"})
+    port: int = field(default=8000, metadata={"help": "port of it; 0: any free one"})
+    http_fd: int = field(
+        default=-1, metadata={"help": "inherited listening socket, instead of host and port"}
+    )
+    listen: str = field(
+        default="",
+        metadata={"help": "tcp://HOST:PORT for ZeroMQ clients; frontend i takes PORT + i"},
+    )
+    api_key_file: str = field(
+        default="", metadata={"help": "file with one key a line; requests need one of them then"}
+    )
+    drain_timeout_s: float = field(
+        default=3.0,
+        metadata={
+            "help": "seconds open requests may go on after SIGTERM",
+            "flag": "--drain-timeout",
+        },
+    )
+    seed: int = field(default=0, metadata={"help": "of the seeds for requests that bring none"})
+    max_live_sequences: int = field(
+        default=4096, metadata={"help": "sequences at this frontend; more are refused"}
+    )
+    tokenizer_cache: str = field(
+        default="", metadata={"help": "directory of converted tokenizers; empty: the user's cache"}
+    )
+    tokenize_timeout_s: float = field(
+        default=5.0,
+        metadata={"help": "seconds one text may take to tokenize", "flag": "--tokenize-timeout"},
+    )
+    render_timeout_s: float = field(
+        default=2.0,
+        metadata={"help": "seconds one chat may take to render", "flag": "--render-timeout"},
+    )
+
+    def __post_init__(self) -> None:
+        _require_range("--index", self.index, 0, 1023)
+        _require_range("--port", self.port, 0, 65535)
+        _require_range("--drain-timeout", self.drain_timeout_s, 0, 86_400)
+        _require_range("--max-live-sequences", self.max_live_sequences, 1, 2**20)
+        _require_range("--tokenize-timeout", self.tokenize_timeout_s, 0.01, 3600)
+        _require_range("--render-timeout", self.render_timeout_s, 0.01, 3600)
+
+
+def _require_range(flag: str, value: float, low: float, high: float) -> None:
+    # Written so that NaN, which compares false with everything, is refused too.
+    if not low <= value <= high:
+        raise ValueError(f"{flag} is {value:g}; it must be {low:g} to {high:g}")

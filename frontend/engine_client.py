@@ -1,0 +1,385 @@
+"""The engine client: one way to the engine for all surfaces.
+
+    prepare   validate, render, tokenize, settle what is open    may fail, and leaves nothing behind
+    start     give the sequences to the scheduler                their deltas come to a queue
+    abort     end what has not ended
+
+Every sample ends with exactly one last delta, unless its client aborts it. A stop string is found
+here: the sample ends at once, and the scheduler is told to abort it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from frontend.deltas import DeltaQueue, TokenLogprobs
+from frontend.generation import GenerationRequest, PreparedRequest, check_chat, settle
+from frontend.live_request import LiveRequest
+from frontend.output_text import OutputText
+from frontend.sample import Sample, failure
+from frontend.seeds import SeedSource
+from frontend.stop_strings import StopStrings
+from frontend.text_client import TextClient
+from frontend.vocabulary import Vocabulary
+from protocol.columns import unpack_float32, unpack_int32, unpack_int64
+from protocol.errors import ErrorCode, ProcessError, ProtocolError, RequestError
+from protocol.messages import (
+    Abort,
+    AbortAck,
+    AbortState,
+    AddSequence,
+    ChatMessage,
+    EngineFacts,
+    ErrorInfo,
+    LogprobColumns,
+    Ping,
+    TokenDeltas,
+)
+from protocol.validation import longest_sequence, validate_params
+
+PROGRESS_LIMIT_S = 60.0
+"""With live sequences, the longest silence of the scheduler that counts as progress."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineClient:
+    """Requests in, deltas out."""
+
+    def __init__(
+        self,
+        send: Callable[[AddSequence | Abort], None],
+        text: TextClient,
+        seeds: SeedSource,
+        *,
+        max_live_sequences: int,
+    ) -> None:
+        """`send` sends to the scheduler and raises ProcessError if it takes nothing."""
+        self.facts: EngineFacts | None = None
+        """What the engine has, once the scheduler has said Hello."""
+        self.vocabulary: Vocabulary | None = None
+        """What token ids spell, once the text process has said Hello."""
+        self.waiting_requests = 0
+        """At the scheduler, as it last said."""
+        self.drain_deadline: float | None = None
+        """Set when nothing new is taken any more; seconds on the monotonic clock."""
+        self.news = asyncio.Event()
+        """Set whenever readiness or draining may have changed."""
+        self._send = send
+        self._text = text
+        self._seeds = seeds
+        self._max_live_sequences = max_live_sequences
+        self._eos_ids: Sequence[int] = ()
+        self._requests: dict[int, LiveRequest] = {}
+        self._request_ids = 0
+        self._unacknowledged: dict[tuple[int, int], asyncio.Future[AbortAck]] = {}
+        self._last_heard = time.monotonic()
+
+    # --------------------------------------------------------------------------
+    # How things are
+
+    @property
+    def num_live_requests(self) -> int:
+        """Requests that the scheduler works on."""
+        return len(self._requests)
+
+    @property
+    def num_unacknowledged_aborts(self) -> int:
+        """Aborts whose effect the scheduler has not confirmed."""
+        return len(self._unacknowledged)
+
+    def why_not_ready(self) -> str | None:
+        """Return why no request can be taken now, as a sentence; None if one can."""
+        if self.drain_deadline is not None:
+            return "The server is stopping and takes no new requests."
+        if self.facts is None:
+            return "The engine is starting: the scheduler has not reported yet."
+        if self.vocabulary is None:
+            return "The engine is starting: the tokenizer is not loaded yet."
+        return None
+
+    def is_progressing(self) -> bool:
+        """Return whether the engine works on what it has, or has nothing."""
+        return not self._requests or time.monotonic() - self._last_heard < PROGRESS_LIMIT_S
+
+    def learn_text(self, vocabulary: Vocabulary, eos_ids: Sequence[int]) -> None:
+        """Take the model's text facts."""
+        self.vocabulary = vocabulary
+        self._eos_ids = eos_ids
+        self.news.set()
+
+    # --------------------------------------------------------------------------
+    # What surfaces ask for
+
+    async def prepare(self, request: GenerationRequest) -> PreparedRequest:
+        """Make a request ready to start. Raises RequestError, and leaves nothing behind then."""
+        facts = self._require_ready()
+        live = sum(len(request.samples) for request in self._requests.values())
+        if live + request.params.n > self._max_live_sequences:
+            raise RequestError(
+                ErrorCode.OVERLOADED,
+                f"{live} sequences are being worked on, and {self._max_live_sequences} are the "
+                "most; try again in a moment.",
+            )
+        validate_params(request.params, facts)
+        prompt_ids = await self._encode(request.prompt, facts)
+        seed = self._seeds.draw()
+        return settle(request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed)
+
+    def start(self, prepared: PreparedRequest, queue: DeltaQueue) -> LiveRequest:
+        """Give a prepared request to the scheduler; its deltas come to `queue`."""
+        self._request_ids += 1
+        request = LiveRequest(
+            self._request_ids,
+            self._samples(self._request_ids, prepared),
+            queue,
+            num_prompt_tokens=len(prepared.prompt_ids) // 4,
+        )
+        if not self._requests:
+            self._last_heard = time.monotonic()
+        self._requests[request.request_id] = request
+        for sample in request.samples:
+            self._submit(request, sample, sample.sequence)
+        return request
+
+    def abort(self, request: LiveRequest, sample: int = -1) -> asyncio.Future[AbortAck] | None:
+        """End one sample that its client no longer wants, or all that have not ended.
+
+        Returns what the scheduler says to it, or None if there was nothing to end.
+        """
+        ended = [
+            live
+            for live in request.samples
+            if not live.is_finished and sample in (-1, live.sequence.sample)
+        ]
+        for live in ended:
+            live.is_finished = True
+            request.queue.discard(request.request_id, live.sequence.sample)
+        self._forget_if_finished(request)
+        return self._send_abort(request.request_id, sample) if ended else None
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text. Raises RequestError."""
+        facts = self._require_ready()
+        self._refuse_longer_than_fits(len(text), facts)
+        ids = await self._text.tokenize(text, add_special_tokens=add_special_tokens)
+        return unpack_int32(ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of token ids. Raises RequestError."""
+        self._require_ready()
+        vocabulary = self._require_vocabulary()
+        detokenizer = vocabulary.detokenizer(skip_special_tokens=skip_special_tokens)
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    # --------------------------------------------------------------------------
+    # What the scheduler says
+
+    def meet_scheduler(self, facts: EngineFacts) -> None:
+        """Take the engine's facts, and give the scheduler what it lacks."""
+        log.info("met the scheduler facts=%s", facts)
+        self.facts = facts
+        self.news.set()
+        for request_id, index in list(self._unacknowledged):
+            self._settle_abort(_no_ack(request_id, index))
+        for request in list(self._requests.values()):
+            for sample in request.samples:
+                if not sample.is_finished:
+                    self._submit(request, sample, sample.resumed())
+
+    def take_deltas(self, deltas: TokenDeltas) -> None:
+        """Route new tokens to the samples they belong to; unknown ones have been aborted."""
+        self._last_heard = time.monotonic()
+        token_ids = unpack_int32(deltas.token_ids)
+        logprobs = _logprobs_by_row(deltas.logprobs) if deltas.logprobs else {}
+        start = 0
+        rows = zip(
+            unpack_int64(deltas.requests),
+            unpack_int32(deltas.samples),
+            unpack_int32(deltas.first_index),
+            unpack_int32(deltas.counts),
+            unpack_int32(deltas.cached_tokens),
+            unpack_int32(deltas.reasons),
+            strict=True,
+        )
+        for row, (request_id, sample, first_index, count, cached, reason) in enumerate(rows):
+            end = start + count
+            request = self._requests.get(request_id)
+            if request is not None and sample < len(request.samples):
+                request.samples[sample].cached_tokens = cached
+                self._accept(
+                    request,
+                    request.samples[sample],
+                    first_index,
+                    token_ids[start:end],
+                    logprobs.get(row, []),
+                    reason,
+                )
+            start = end
+
+    def take_ack(self, ack: AbortAck) -> None:
+        """Note that an abort has taken effect."""
+        self._last_heard = time.monotonic()
+        self._settle_abort(ack)
+
+    def take_ping(self, ping: Ping) -> None:
+        """Note that the scheduler is there, and how long its queue is."""
+        self._last_heard = time.monotonic()
+        self.waiting_requests = ping.waiting_requests
+
+    def start_draining(self, deadline: float) -> None:
+        """Take nothing new from now on; a second call can bring the deadline forward."""
+        if self.drain_deadline is None or deadline < self.drain_deadline:
+            log.info("draining live_requests=%d", len(self._requests))
+            self.drain_deadline = deadline
+            self.news.set()
+
+    def end_all(self) -> None:
+        """End what is still live, with an error that says why."""
+        error = ErrorInfo(
+            code=ErrorCode.NOT_READY, message="The server stopped before this was finished."
+        )
+        for request in list(self._requests.values()):
+            for sample in request.samples:
+                if not sample.is_finished:
+                    request.queue.put(sample.end(error))
+            self._forget(request)
+            self._send_abort(request.request_id, -1)
+
+    # --------------------------------------------------------------------------
+
+    def _require_ready(self) -> EngineFacts:
+        reason = self.why_not_ready()
+        if reason is not None or self.facts is None:
+            raise RequestError(ErrorCode.NOT_READY, reason or "The engine is starting.")
+        return self.facts
+
+    def _require_vocabulary(self) -> Vocabulary:
+        if self.vocabulary is None:
+            raise RequestError(ErrorCode.NOT_READY, "The tokenizer is not loaded yet.")
+        return self.vocabulary
+
+    async def _encode(
+        self, prompt: str | Sequence[ChatMessage] | bytes, facts: EngineFacts
+    ) -> bytes:
+        if isinstance(prompt, bytes):
+            return prompt
+        if isinstance(prompt, str):
+            if not prompt:
+                raise RequestError(
+                    ErrorCode.INVALID_REQUEST, "prompt is empty: give some text.", param="prompt"
+                )
+            self._refuse_longer_than_fits(len(prompt), facts)
+            return await self._text.tokenize(prompt)
+        check_chat(prompt)
+        self._refuse_longer_than_fits(sum(len(message.content) for message in prompt), facts)
+        return await self._text.render(prompt)
+
+    def _refuse_longer_than_fits(self, num_characters: int, facts: EngineFacts) -> None:
+        """Spare the tokenizer a text that is too long even if all its tokens were the longest."""
+        limit = longest_sequence(facts)
+        longest = self._require_vocabulary().longest_token_bytes
+        if longest and num_characters > limit * longest:
+            raise RequestError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"The prompt has {num_characters} characters; this engine holds {limit} tokens of "
+                "prompt and output.",
+                param="prompt",
+            )
+
+    def _samples(self, request_id: int, prepared: PreparedRequest) -> list[Sample]:
+        vocabulary = self._require_vocabulary()
+        asked = prepared.params
+        stops = StopStrings(asked.stop, keep=asked.include_stop_str_in_output)
+        samples = []
+        for index, params in enumerate(prepared.sample_params):
+            sequence = AddSequence(
+                request_id=request_id,
+                sample=index,
+                prompt_ids=prepared.prompt_ids,
+                params=params,
+                cache_domain=prepared.cache_domain,
+            )
+            text = OutputText(
+                vocabulary.detokenizer(skip_special_tokens=asked.skip_special_tokens),
+                stops.scanner() if asked.stop else None,
+                min_tokens=asked.min_tokens,
+            )
+            keeps_stop_token = asked.include_stop_str_in_output
+            samples.append(Sample(sequence, text, keeps_stop_token=keeps_stop_token))
+        return samples
+
+    def _submit(self, request: LiveRequest, sample: Sample, sequence: AddSequence) -> None:
+        try:
+            self._send(sequence)
+        except ProcessError as error:
+            log.warning("refused request=%d: %s", request.request_id, error)
+            request.queue.put(sample.end(failure(ErrorCode.NOT_READY)))
+            self._forget_if_finished(request)
+
+    def _accept(
+        self,
+        request: LiveRequest,
+        sample: Sample,
+        first_index: int,
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs],
+        reason: int,
+    ) -> None:
+        try:
+            accepted = sample.accept(first_index, token_ids, logprobs, reason)
+        except ProtocolError as error:
+            log.error("our bug, please report: request=%d %s", request.request_id, error)
+            request.queue.put(sample.end(failure(ErrorCode.INTERNAL)))
+            self._send_abort(request.request_id, sample.sequence.sample)
+        else:
+            if accepted is None:
+                return
+            request.queue.put(accepted.delta)
+            if accepted.must_abort:
+                self._send_abort(request.request_id, sample.sequence.sample)
+        if sample.is_finished:
+            self._forget_if_finished(request)
+
+    def _send_abort(self, request_id: int, sample: int) -> asyncio.Future[AbortAck]:
+        acknowledged: asyncio.Future[AbortAck] = asyncio.get_running_loop().create_future()
+        self._unacknowledged[request_id, sample] = acknowledged
+        try:
+            self._send(Abort(request_id=request_id, sample=sample))
+        except ProcessError as error:
+            log.warning("abort not sent request=%d: %s", request_id, error)
+            self._settle_abort(_no_ack(request_id, sample))
+        return acknowledged
+
+    def _settle_abort(self, ack: AbortAck) -> None:
+        acknowledged = self._unacknowledged.pop((ack.request_id, ack.sample), None)
+        if acknowledged is not None and not acknowledged.done():
+            acknowledged.set_result(ack)
+
+    def _forget_if_finished(self, request: LiveRequest) -> None:
+        if request.is_finished:
+            self._forget(request)
+
+    def _forget(self, request: LiveRequest) -> None:
+        self._requests.pop(request.request_id, None)
+        self.news.set()
+
+
+def _no_ack(request_id: int, sample: int) -> AbortAck:
+    """Return what stands for the answer of a scheduler that knows of nothing."""
+    return AbortAck(
+        request_id=request_id, sample=sample, state=AbortState.UNKNOWN, blocks_returned=0
+    )
+
+
+def _logprobs_by_row(columns: LogprobColumns) -> dict[int, list[TokenLogprobs]]:
+    """Return the entries of each row, in the order of its tokens."""
+    by_row: dict[int, list[TokenLogprobs]] = {}
+    ids, values = unpack_int32(columns.ids), unpack_float32(columns.values)
+    start = 0
+    for row, count in zip(unpack_int32(columns.rows), unpack_int32(columns.n), strict=True):
+        end = start + count
+        by_row.setdefault(row, []).append(TokenLogprobs(ids[start:end], values[start:end]))
+        start = end
+    return by_row

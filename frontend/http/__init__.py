@@ -1,0 +1,1 @@
+"""The HTTP surface: OpenAI's endpoints over the engine client."""

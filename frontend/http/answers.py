@@ -1,0 +1,196 @@
+"""Answering: whole, or as a stream of server-sent events.
+
+A stream's status is only sent with its first token, or after some silence: so what fails before is
+a plain HTTP error, and no event comes before there is something to say. What fails later is an
+event with an error, then `[DONE]`. A client that leaves, or reads nothing for long, ends its
+request.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from frontend.deltas import SampleDelta
+from frontend.http.choices import ChoiceDelta, Choices, ClientWatch, watch_client
+from frontend.http.dialects import FINISH_REASONS, Dialect, FinishedChoice
+from frontend.http.errors import HttpError, ending_to_http, error_body, to_http
+from frontend.http.schemas import StreamOptions
+from protocol.messages import FinishReason
+
+KEEPALIVE_S = 15.0
+"""Silence after which a comment is sent, so that nobody on the way gives up on the connection."""
+SLOW_CLIENT_S = 60.0
+"""How long a client may read nothing."""
+CLIENT_CLOSED_REQUEST = 499
+"""For nobody to see: the client has gone."""
+
+log = logging.getLogger(__name__)
+
+
+async def answer_whole(
+    receive: Receive, choices: Choices, dialect: Dialect, headers: dict[str, str]
+) -> Response:
+    """Return the whole answer once all choices have ended. Raises HttpError if one fails."""
+    finished = [FinishedChoice(logprobs=[], token_ids=[]) for _ in range(choices.count)]
+    left = choices.count
+    try:
+        with watch_client(receive, choices) as client:
+            while left:
+                for index, delta in await choices.take():
+                    choice = finished[index]
+                    choice.text += delta.text
+                    choice.logprobs += delta.logprobs
+                    choice.token_ids += delta.token_ids
+                    if delta.is_last:
+                        choice.finish_reason = ended_well(delta)
+                        left -= 1
+                if client.is_gone:
+                    return Response(status_code=CLIENT_CLOSED_REQUEST)
+        answer = dialect.answer(finished, choices.usage())
+        return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+    finally:
+        choices.close()
+
+
+class EventStream:
+    """An answer as server-sent events: an ASGI application for one request."""
+
+    def __init__(
+        self,
+        choices: Choices,
+        dialect: Dialect,
+        options: StreamOptions | None,
+        headers: dict[str, str],
+    ) -> None:
+        self._choices = choices
+        self._dialect = dialect
+        self._options = options or StreamOptions()
+        self._headers = headers
+        self._left = choices.count
+        self._silence = _Silence(choices)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the stream. Raises HttpError if it fails before its first byte."""
+        try:
+            with watch_client(receive, self._choices) as client:
+                await self._stream(client, send)
+        finally:
+            self._silence.stop()
+            self._choices.close()
+
+    async def _stream(self, client: ClientWatch, send: Send) -> None:
+        news = await self._first_news()
+        if client.is_gone:
+            return
+        await send(self._start())
+        while True:
+            events: list[bytes] = []
+            try:
+                for index, delta in news:
+                    self._add_events(events, index, delta)
+            except HttpError as error:
+                events += [_event(error_body(error)), _DONE]
+                await self._send(send, events, is_last=True)
+                return
+            if self._left == 0:
+                await self._send(send, [*events, self._end()], is_last=True)
+                return
+            if events or self._silence.is_due:
+                await self._send(send, events or [b": keepalive\n\n"], is_last=False)
+            news = await self._choices.take()
+            if client.is_gone:
+                return
+
+    async def _first_news(self) -> list[ChoiceDelta]:
+        """Wait for the first deltas, or for long enough. Raises HttpError if one is a failure."""
+        news = await self._choices.take()
+        for _, delta in news:
+            if delta.is_last:
+                ended_well(delta)
+        return news
+
+    def _start(self) -> dict[str, object]:
+        headers = {
+            "content-type": "text/event-stream",
+            "cache-control": "no-cache",
+            # Proxies that collect answers before they pass them on would undo the stream.
+            "x-accel-buffering": "no",
+            **self._headers,
+        }
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        return {"type": "http.response.start", "status": 200, "headers": raw}
+
+    def _add_events(self, events: list[bytes], index: int, delta: SampleDelta) -> None:
+        """Add the events of what a choice has gained. Raises HttpError if it has failed."""
+        usage = self._choices.usage() if self._options.continuous_usage_stats else None
+        # An end without text needs no event before its own, unless it is the choice's first.
+        if delta.text or delta.token_ids or not delta.is_last or not self._dialect.has_begun(index):
+            events.append(_event(msgspec.json.encode(self._dialect.delta(index, delta, usage))))
+        if delta.is_last:
+            reason = ended_well(delta)
+            events.append(_event(msgspec.json.encode(self._dialect.finish(index, reason, usage))))
+            self._left -= 1
+
+    def _end(self) -> bytes:
+        if not self._options.include_usage:
+            return _DONE
+        usage = self._dialect.usage(self._choices.usage())
+        return _event(msgspec.json.encode(usage)) + _DONE
+
+    async def _send(self, send: Send, events: list[bytes], *, is_last: bool) -> None:
+        body = b"".join(events)
+        self._silence.end_now()
+        try:
+            async with asyncio.timeout(SLOW_CLIENT_S):
+                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        except TimeoutError:
+            log.warning("dropped a client that has read nothing for %g s", SLOW_CLIENT_S)
+            raise
+
+
+class _Silence:
+    """Nudges a stream that has been silent for long. One timer a stream, not one an event."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(KEEPALIVE_S, self._check)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to say something."""
+        return self._loop.time() - self._since >= KEEPALIVE_S
+
+    def end_now(self) -> None:
+        """Start counting anew."""
+        self._since = self._loop.time()
+
+    def stop(self) -> None:
+        """Stop the timer."""
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        if self.is_due:
+            self._choices.nudge()
+        wait = self._since + KEEPALIVE_S - self._loop.time()
+        self._timer = self._loop.call_later(wait if wait > 0 else KEEPALIVE_S, self._check)
+
+
+_DONE = b"data: [DONE]\n\n"
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def ended_well(delta: SampleDelta) -> FinishReason:
+    """Return how a sample ended. Raises HttpError if that is no answer."""
+    if delta.error is not None:
+        raise to_http(delta.error)
+    if delta.finish_reason not in FINISH_REASONS:
+        raise ending_to_http(delta.finish_reason or FinishReason.ABORT)
+    return delta.finish_reason

@@ -1,0 +1,228 @@
+"""What the two endpoints say differently. Everything else about answering is the same."""
+
+import time
+import uuid
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from frontend.deltas import SampleDelta, TokenLogprobs
+from frontend.http.logprobs import LogprobWriter
+from frontend.http.replies import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    MessageDelta,
+    PromptTokensDetails,
+    UsageReply,
+)
+from frontend.vocabulary import Vocabulary
+from protocol.messages import FinishReason, Usage
+
+FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+"""The ends that are answers."""
+
+
+class FinishedChoice(msgspec.Struct, kw_only=True):
+    """A choice of an answer that is sent whole."""
+
+    text: str = ""
+    logprobs: list[TokenLogprobs] = []
+    token_ids: list[int] = []
+    finish_reason: FinishReason = FinishReason.STOP
+
+
+class Dialect(Protocol):
+    """How one endpoint writes what the engine produces."""
+
+    def has_begun(self, index: int) -> bool:
+        """Return whether a choice has had its first event."""
+        ...
+
+    def delta(self, index: int, delta: SampleDelta, usage: Usage | None) -> msgspec.Struct:
+        """Return the event of what a choice has gained; usage only where it is asked for."""
+        ...
+
+    def finish(self, index: int, reason: FinishReason, usage: Usage | None) -> msgspec.Struct:
+        """Return the event of a choice's end."""
+        ...
+
+    def usage(self, usage: Usage) -> msgspec.Struct:
+        """Return the event of the tokens taken, without choices."""
+        ...
+
+    def answer(self, choices: list[FinishedChoice], usage: Usage) -> msgspec.Struct:
+        """Return the whole answer."""
+        ...
+
+
+class ChatDialect:
+    """/v1/chat/completions. The role comes with a choice's first event."""
+
+    def __init__(
+        self, model: str, vocabulary: Vocabulary, num_top: int | None, *, show_token_ids: bool
+    ) -> None:
+        """`num_top`: candidates to show for each token. None: no log-probabilities."""
+        self._show_token_ids = show_token_ids
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._begun: set[int] = set()
+        self._writer = None if num_top is None else LogprobWriter(vocabulary, num_top)
+
+    def has_begun(self, index: int) -> bool:
+        """Return whether a choice has had its first event."""
+        return index in self._begun
+
+    def delta(self, index: int, delta: SampleDelta, usage: Usage | None) -> ChatChunk:
+        """Return the event of what a choice has gained."""
+        if index in self._begun:
+            message = MessageDelta(content=delta.text)
+        else:
+            self._begun.add(index)
+            message = MessageDelta(role="assistant", content=delta.text)
+        choice = ChatChunkChoice(
+            index=index,
+            delta=message,
+            logprobs=self._logprobs(delta.logprobs),
+            token_ids=delta.token_ids if self._show_token_ids else UNSET,
+        )
+        return self._chunk([choice], usage)
+
+    def finish(self, index: int, reason: FinishReason, usage: Usage | None) -> ChatChunk:
+        """Return the event of a choice's end."""
+        choice = ChatChunkChoice(
+            index=index, delta=MessageDelta(), finish_reason=FINISH_REASONS[reason]
+        )
+        return self._chunk([choice], usage)
+
+    def usage(self, usage: Usage) -> ChatChunk:
+        """Return the event of the tokens taken."""
+        return self._chunk([], usage)
+
+    def answer(self, choices: list[FinishedChoice], usage: Usage) -> ChatCompletion:
+        """Return the whole answer."""
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[
+                ChatChoice(
+                    index=index,
+                    message=AnswerMessage(content=choice.text),
+                    logprobs=self._logprobs(choice.logprobs),
+                    finish_reason=FINISH_REASONS[choice.finish_reason],
+                    token_ids=choice.token_ids if self._show_token_ids else UNSET,
+                )
+                for index, choice in enumerate(choices)
+            ],
+            usage=usage_reply(usage),
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
+        return ChatChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=_optional(usage),
+        )
+
+    def _logprobs(self, entries: list[TokenLogprobs]) -> ChatLogprobs | None:
+        return self._writer.chat(entries) if self._writer else None
+
+
+class CompletionDialect:
+    """/v1/completions. An echoed prompt comes with a choice's first event."""
+
+    def __init__(
+        self,
+        model: str,
+        vocabulary: Vocabulary,
+        num_top: int | None,
+        echoes: list[str],
+        *,
+        show_token_ids: bool,
+    ) -> None:
+        """`num_top` as for chat. `echoes`: what each choice's text begins with."""
+        self._show_token_ids = show_token_ids
+        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._echoes = dict(enumerate(echoes))
+        self._begun: set[int] = set()
+        # Each choice has its own: it counts where in the choice's text a token begins.
+        self._writers = {
+            index: LogprobWriter(vocabulary, num_top, text_offset=len(echo))
+            for index, echo in enumerate(echoes)
+            if num_top is not None
+        }
+
+    def has_begun(self, index: int) -> bool:
+        """Return whether a choice has had its first event."""
+        return index in self._begun
+
+    def delta(self, index: int, delta: SampleDelta, usage: Usage | None) -> Completion:
+        """Return the event of what a choice has gained."""
+        self._begun.add(index)
+        choice = CompletionChoice(
+            index=index,
+            text=self._echoes.pop(index, "") + delta.text,
+            logprobs=self._logprobs(index, delta.logprobs),
+            token_ids=delta.token_ids if self._show_token_ids else UNSET,
+        )
+        return self._completion([choice], _optional(usage))
+
+    def finish(self, index: int, reason: FinishReason, usage: Usage | None) -> Completion:
+        """Return the event of a choice's end."""
+        choice = CompletionChoice(index=index, text="", finish_reason=FINISH_REASONS[reason])
+        return self._completion([choice], _optional(usage))
+
+    def usage(self, usage: Usage) -> Completion:
+        """Return the event of the tokens taken."""
+        return self._completion([], usage_reply(usage))
+
+    def answer(self, choices: list[FinishedChoice], usage: Usage) -> Completion:
+        """Return the whole answer."""
+        finished = [
+            CompletionChoice(
+                index=index,
+                text=self._echoes[index] + choice.text,
+                logprobs=self._logprobs(index, choice.logprobs),
+                finish_reason=FINISH_REASONS[choice.finish_reason],
+                token_ids=choice.token_ids if self._show_token_ids else UNSET,
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return self._completion(finished, usage_reply(usage))
+
+    def _completion(
+        self, choices: list[CompletionChoice], usage: UsageReply | UnsetType
+    ) -> Completion:
+        return Completion(
+            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
+        )
+
+    def _logprobs(self, index: int, entries: list[TokenLogprobs]) -> CompletionLogprobs | None:
+        return self._writers[index].completion(entries) if self._writers else None
+
+
+def usage_reply(usage: Usage) -> UsageReply:
+    """Return the tokens taken, as clients read them."""
+    return UsageReply(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+    )
+
+
+def _optional(usage: Usage | None) -> UsageReply | UnsetType:
+    return UNSET if usage is None else usage_reply(usage)

@@ -1,0 +1,188 @@
+"""Bodies of answers, in OpenAI's words."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+    """Found in the prefix cache."""
+
+
+class UsageReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens taken."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate for a position. `bytes` lets clients put split characters together."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TokenLogprob, frozen=True, kw_only=True):
+    """The token of one position, and its likeliest candidates."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities before temperature, one entry a token."""
+
+    content: list[ContentLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities before temperature, one entry a token in each list."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    """Candidates by their text, the chosen token always among them."""
+    text_offset: list[int]
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
+    """Where they are asked for."""
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a turn has gained."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sample has gained."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    """Where they are asked for."""
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a chat stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageReply | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample, or in a stream what it has gained."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    """Where they are asked for."""
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer of /v1/completions, or one event of its stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageReply | UnsetType = UNSET
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /health: 200 if ready and progressing, else 503."""
+
+    alive: bool
+    """This frontend answers."""
+    ready: bool
+    """A request sent now would be taken."""
+    progressing: bool
+    """The engine works on what it has, or has nothing."""
+    reason: str | None
+    """Why it is not ready."""
+    live_requests: int
+    """At this frontend."""
+    waiting_requests: int
+    """At the scheduler, as it last said."""
+    unacknowledged_aborts: int
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /version."""
+
+    version: str
+    protocol_version: int
+
+
+class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tokenize."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    prompt: str

@@ -1,0 +1,145 @@
+"""Bodies of requests, as OpenAI's clients and vLLM's send them.
+
+Every field is optional in JSON and may be null, which means absent; what is required is said by the
+endpoint. Two kinds of fields are not here: those of `ONE_VALUE`, which this engine cannot honour
+and so accepts only with the value that asks for nothing, and all others, which are ignored and
+named in the response header `x-ignored-fields`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from protocol.messages import MAX_SAMPLES, MAX_TOP_LOGPROBS
+
+MAX_SEQUENCES = 64
+"""Prompts times samples in one request."""
+
+ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "logit_bias": ({},),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "suffix": ("",),
+    "prompt_logprobs": (0,),
+    "prompt_embeds": (),
+    "truncate_prompt_tokens": (-1,),
+    "priority": (0,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+}
+"""Fields that this engine knows and cannot honour, with the values that ask for nothing."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream reports beside its choices."""
+
+    include_usage: bool | None = None
+    """A last event with the tokens taken, and no choices."""
+    continuous_usage_stats: bool | None = None
+    """The tokens taken so far, in every event."""
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What both endpoints take: how to choose tokens, and how to answer."""
+
+    model: str | None = None
+    """The name of the model served; absent: that one."""
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
+    best_of: int | None = None
+    """Only n itself: choosing among more samples is not supported."""
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    """Give each choice's output token ids beside its text, the token that ended it included."""
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    """Keeps this request's prefix-cache blocks to requests with the same salt."""
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    """A piece of a message's content."""
+
+    text: str
+
+
+class InputMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    tool_calls: list[Any] | None = None
+    """Must be empty: tools are not supported."""
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[InputMessage] = []
+    max_completion_tokens: int | None = None
+    """The newer name of max_tokens."""
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+
+class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]] = ""
+    """Text, texts, token ids, or several lists of them."""
+    echo: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tokenize."""
+
+    prompt: str = ""
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int] = []
+
+
+def known_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the names that a body of this type may have without being reported as ignored."""
+    return frozenset(kind.__struct_fields__) | ONE_VALUE.keys()

@@ -1,0 +1,208 @@
+"""The frontend's main loop: sockets and HTTP around the engine client.
+
+    HTTP clients    ──►  http server      ─┐
+                                           ├─►  engine client  ──►  scheduler link  ──►  scheduler
+    ZeroMQ clients  ──►  client endpoint  ─┘          └──►  text client  ──►  text process
+
+One event loop runs it all. Each part is one coroutine that ends only by failing, but for the HTTP
+server, whose end after draining is the frontend's.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+
+import zmq.asyncio
+
+from frontend.client_endpoint import ClientEndpoint, client_address
+from frontend.config import FrontendConfig
+from frontend.engine_client import EngineClient
+from frontend.http.api import build_app
+from frontend.http.keys import read_keys
+from frontend.http.server import HttpServer, allow_many_descriptors, open_listener
+from frontend.scheduler_link import SchedulerLink
+from frontend.seeds import SeedSource
+from frontend.text.config import TextConfig, tokenizer_caches
+from frontend.text.find import find_text_model
+from frontend.text_client import TextClient
+from frontend.vocabulary import Vocabulary, WordlessVocabulary, load_vocabulary
+from protocol.channels import AsyncRouter
+from protocol.errors import LauncherGoneError, ModelFileError
+from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
+from protocol.recording import recorder
+from protocol.run_dir import RunDir
+
+FLUSH_S = 0.4
+"""After draining, how long the last bytes may take to get out."""
+
+log = logging.getLogger(__name__)
+
+
+def run(config: FrontendConfig, lifeline: Lifeline) -> None:
+    """Serve clients until the launcher ends, a drain is over, or something fails."""
+    _log_config(config)
+    allow_many_descriptors()
+    asyncio.run(_serve(config, lifeline))
+
+
+async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
+    names = RunDir(config.process.run_dir)
+    taps = recorder(config.process.record, f"frontend-{config.index}")
+    keys = read_keys(Path(config.api_key_file)) if config.api_key_file else None
+    listener = open_listener(config.host, config.port, config.http_fd)
+    clients = client_address(config.listen, names.clients_address(config.index), config.index)
+    epoch = config.process.epoch
+    with _zmq_context() as context:
+        text = TextClient(
+            context,
+            TextConfig(
+                process=config.process,
+                address=names.text_address(config.index),
+                model=config.model,
+                tokenizer_cache=config.tokenizer_cache,
+            ),
+            tokenize_timeout_s=config.tokenize_timeout_s,
+            render_timeout_s=config.render_timeout_s,
+            recorder=taps,
+        )
+        link = SchedulerLink(context, names.scheduler_address(), epoch=epoch, recorder=taps)
+        engine = EngineClient(
+            link.send,
+            text,
+            SeedSource(config.seed, config.index),
+            max_live_sequences=config.max_live_sequences,
+        )
+        router = AsyncRouter(context, clients, recorder=taps)
+        endpoint = ClientEndpoint(router, engine, config.served_model_name, epoch=epoch)
+        server = HttpServer(build_app(engine, config.served_model_name, keys), listener)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, _stop_soon, engine, config.drain_timeout_s)
+        try:
+            await _first_to_end(
+                ends=[server.run(), _drain(engine, server)],
+                others=[
+                    link.run(engine),
+                    text.run(),
+                    endpoint.run(),
+                    _become_ready(config, engine, text, lifeline, router.address),
+                    _beat(engine, link, lifeline),
+                    _watch(lifeline),
+                ],
+            )
+        finally:
+            endpoint.close()
+            link.close()
+
+
+Part = Coroutine[object, object, None]
+
+
+async def _first_to_end(ends: list[Part], others: list[Part]) -> None:
+    """Run all parts until one of `ends` is over; the failure of any part is ours."""
+    last = {asyncio.create_task(part) for part in ends}
+    running = last | {asyncio.create_task(part) for part in others}
+    try:
+        while last <= running:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _become_ready(
+    config: FrontendConfig,
+    engine: EngineClient,
+    text: TextClient,
+    lifeline: Lifeline,
+    clients: str,
+) -> None:
+    """Report ready once the scheduler and the text process have said Hello."""
+    await text.ready.wait()
+    engine.learn_text(*_load_text(config))
+    log.info("tokenizer loaded")
+    while engine.facts is None:
+        engine.news.clear()
+        await engine.news.wait()
+    lifeline.ready(clients)
+    log.info("serves clients=%s", clients)
+
+
+def _load_text(config: FrontendConfig) -> tuple[Vocabulary, list[int]]:
+    """Return what the text process has found or converted, and the ids that end an answer."""
+    caches = tokenizer_caches(config.tokenizer_cache, config.process.run_dir)
+    model = find_text_model(Path(config.model), caches)
+    if model is None:
+        raise ModelFileError(f"The converted tokenizer of {config.model} has gone; start again.")
+    if model.tokenizer_file is None:
+        return WordlessVocabulary(), model.eos_ids
+    vocabulary = load_vocabulary(Path(model.tokenizer_file))
+    named = vocabulary.token_id(model.special_tokens.get("eos_token", ""))
+    return vocabulary, list(dict.fromkeys([*model.eos_ids, *([] if named is None else [named])]))
+
+
+async def _beat(engine: EngineClient, link: SchedulerLink, lifeline: Lifeline) -> None:
+    """Report that this loop comes round, and let the scheduler notice a lost last message."""
+    while True:
+        lifeline.heartbeat()
+        if engine.num_live_requests:
+            link.ping()
+        await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+
+
+async def _watch(lifeline: Lifeline) -> None:
+    """Raise LauncherGoneError when the launcher has ended."""
+    descriptor = lifeline.fileno()
+    if descriptor is None:
+        return
+    readable = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, readable.set)
+    while True:
+        await readable.wait()
+        if lifeline.is_cut():
+            raise LauncherGoneError("The launcher has ended.")
+        readable.clear()
+
+
+def _stop_soon(engine: EngineClient, drain_timeout_s: float) -> None:
+    """Take nothing new; a second signal leaves what is open no more time."""
+    is_second = engine.drain_deadline is not None
+    engine.start_draining(time.monotonic() + (0.0 if is_second else drain_timeout_s))
+
+
+async def _drain(engine: EngineClient, server: HttpServer) -> None:
+    """Once nothing new is taken, let what is open finish in time, tell the rest, and end."""
+    while engine.drain_deadline is None:
+        engine.news.clear()
+        await engine.news.wait()
+    while engine.num_live_requests and (left := engine.drain_deadline - time.monotonic()) > 0:
+        engine.news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left):
+                await engine.news.wait()
+    engine.end_all()
+    server.stop()
+    await asyncio.sleep(FLUSH_S)
+    log.info("drained")
+
+
+@contextlib.contextmanager
+def _zmq_context() -> Iterator[zmq.asyncio.Context]:
+    context = zmq.asyncio.Context()
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)
+
+
+def _log_config(config: FrontendConfig) -> None:
+    fields = dataclasses.asdict(config)
+    fields |= fields.pop("process")
+    log.info("config %s", " ".join(f"{name}={value}" for name, value in fields.items()))

@@ -1,0 +1,129 @@
+"""The connection to the scheduler: Hello first, and Hello again when it has forgotten us.
+
+After each Hello of the scheduler's, whoever listens is told its facts, and gives it anew what it is
+to work on. Until then what is sent goes nowhere: it is given again.
+"""
+
+import logging
+import os
+from typing import Protocol, assert_never
+
+import zmq.asyncio
+
+from protocol.channels import AsyncDealer
+from protocol.connection import Codec, Connection
+from protocol.errors import ProtocolError
+from protocol.messages import (
+    Abort,
+    AbortAck,
+    AddSequence,
+    Drain,
+    EngineFacts,
+    Hello,
+    Ping,
+    Resend,
+    Reset,
+    Role,
+    SchedulerToFrontend,
+    TokenDeltas,
+)
+from protocol.recording import Recorder
+
+log = logging.getLogger(__name__)
+
+
+class SchedulerListener(Protocol):
+    """Who is told what the scheduler says."""
+
+    def meet_scheduler(self, facts: EngineFacts) -> None:
+        """It has said Hello, and knows of no request."""
+        ...
+
+    def take_deltas(self, deltas: TokenDeltas) -> None:
+        """Sequences have new tokens or an end."""
+        ...
+
+    def take_ack(self, ack: AbortAck) -> None:
+        """An abort has taken effect."""
+        ...
+
+    def take_ping(self, ping: Ping) -> None:
+        """How long its waiting queue is."""
+        ...
+
+    def start_draining(self, deadline: float) -> None:
+        """It takes nothing new; `deadline` in seconds on the monotonic clock."""
+        ...
+
+
+class SchedulerLink:
+    """This frontend's connection to the scheduler."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        address: str,
+        *,
+        epoch: int,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """`epoch`: of the engine, 0 if the scheduler knows it alone."""
+        self._hello = Hello(role=Role.FRONTEND, identity=os.urandom(16), epoch=epoch)
+        self._channel = AsyncDealer(context, address, bind=False, recorder=recorder)
+        self._codec: Codec[SchedulerToFrontend] = Codec(SchedulerToFrontend)
+        self._connection = self._connect()
+
+    def send(self, message: AddSequence | Abort) -> None:
+        """Send, if the scheduler has said Hello. Raises ProcessError if it takes no messages."""
+        if self._connection.peer is not None:
+            self._connection.send(message)
+
+    def ping(self) -> None:
+        """Let the scheduler notice a lost last message."""
+        if self._connection.peer is not None:
+            self._connection.send(Ping())
+
+    async def run(self, listener: SchedulerListener) -> None:
+        """Pass on what the scheduler says; never returns.
+
+        Raises ProtocolError if it speaks another version or out of turn.
+        """
+        log.info("waits for the scheduler address=%s", self._channel.address)
+        self._connection.hello(self._hello)
+        while True:
+            message = self._connection.receive(await self._channel.receive())
+            match message:
+                case TokenDeltas():
+                    listener.take_deltas(message)
+                case AbortAck():
+                    listener.take_ack(message)
+                case Hello():
+                    self._connection.adopt_epoch(message.epoch)
+                    listener.meet_scheduler(_facts(message))
+                case Ping():
+                    listener.take_ping(message)
+                case Drain():
+                    listener.start_draining(message.deadline)
+                case Reset():
+                    log.warning("the scheduler has forgotten this frontend")
+                    self._connection = self._connect()
+                    self._connection.hello(self._hello)
+                case None | Resend():
+                    pass  # the connection has done what there is to do
+                case _:
+                    assert_never(message)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def _connect(self) -> Connection[SchedulerToFrontend]:
+        return Connection(self._channel.send, self._codec)
+
+
+def _facts(hello: Hello) -> EngineFacts:
+    if hello.role is not Role.SCHEDULER or hello.facts is None:
+        raise ProtocolError(
+            f"A {hello.role.name.lower()} without facts answers where the scheduler should."
+        )
+    return hello.facts

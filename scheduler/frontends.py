@@ -1,0 +1,131 @@
+"""The frontends' end of the scheduler process: one socket, a connection for each frontend.
+
+A frontend that is gone, breaks the protocol or says Hello again has *left*: its sequences are to
+be ended, and whatever it says next begins with Hello. No frontend can harm more than itself.
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, assert_never
+
+from protocol.channels import Router
+from protocol.connection import Codec, Connection, Outgoing
+from protocol.errors import ProtocolError
+from protocol.messages import (
+    Abort,
+    AddSequence,
+    Drain,
+    FrontendToScheduler,
+    Hello,
+    Numbered,
+    Ping,
+    Resend,
+    Reset,
+    Role,
+)
+
+log = logging.getLogger(__name__)
+
+PING_INTERVAL_S = 0.1
+"""Shortest time between two Pings to a frontend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A frontend's connection has ended."""
+
+    how: str
+
+
+Event: TypeAlias = AddSequence | Abort | Left
+"""What a frontend asks for, or that it asks for nothing more."""
+
+
+class Frontends:
+    """Every frontend that has said Hello, by the identity of its socket."""
+
+    def __init__(self, router: Router, hello: Hello) -> None:
+        """Serve frontends that say Hello with our own `hello`."""
+        self._router = router
+        self._hello = hello
+        self._codec: Codec[FrontendToScheduler] = Codec(FrontendToScheduler)
+        self._connections: dict[bytes, Connection[FrontendToScheduler]] = {}
+        self._events: list[tuple[bytes, Event]] = []
+        self._last_ping = (0.0, 0, 0)
+        self._has_news = False
+
+    def receive(self) -> list[tuple[bytes, Event]]:
+        """Return what has come since the last call, in order, each with a frontend's identity."""
+        for source, frame in self._router.drain():
+            connection = self._connections.get(source) or self._new_connection(source)
+            try:
+                message = connection.receive(frame)
+            except ProtocolError as error:
+                self._refuse(source, connection, str(error))
+                continue
+            match message:
+                case AddSequence() | Abort():
+                    self._events.append((source, message))
+                case Hello():
+                    self._greet(source, message)
+                case Reset():
+                    self._leave(source, "forgets the connection")
+                case None | Ping() | Drain() | Resend():
+                    pass  # the connection has done what there is to do
+                case _:
+                    assert_never(message)
+        events, self._events = self._events, []
+        return events
+
+    def send(self, source: bytes, message: Numbered) -> None:
+        """Send to a frontend; nothing happens if it has left."""
+        connection = self._connections.get(source)
+        if connection is not None:
+            connection.send(message)
+            self._has_news = True
+
+    def ping(self, now: float, waiting_requests: int, waiting_tokens: int) -> None:
+        """Tell the queue's length where it has changed, and which message was the last."""
+        last, *told = self._last_ping
+        has_changed = told != [waiting_requests, waiting_tokens]
+        if now - last < PING_INTERVAL_S or not (has_changed or self._has_news):
+            return
+        self._last_ping = (now, waiting_requests, waiting_tokens)
+        self._has_news = False
+        ping = Ping(waiting_requests=waiting_requests, waiting_tokens=waiting_tokens)
+        for connection in list(self._connections.values()):
+            connection.send(ping)
+
+    def _new_connection(self, source: bytes) -> Connection[FrontendToScheduler]:
+        outgoing = Outgoing(self._hello.epoch)
+        return Connection(partial(self._send_frame, source), self._codec, outgoing)
+
+    def _greet(self, source: bytes, hello: Hello) -> None:
+        if hello.role is not Role.FRONTEND:
+            log.warning("ignored a %s that connected as a frontend", hello.role.name.lower())
+            return
+        if source in self._connections:
+            # Its numbering starts anew, so nothing of the old connection can be continued.
+            self._leave(source, "says Hello again")
+        connection = self._new_connection(source)
+        connection.peer = hello
+        self._connections[source] = connection
+        connection.hello(self._hello)
+        self._last_ping = (0.0, -1, -1)
+        log.info("met frontend=%s", source.hex())
+
+    def _refuse(self, source: bytes, connection: Connection[FrontendToScheduler], why: str) -> None:
+        log.warning("refused a message of frontend=%s: %s", source.hex(), why)
+        self._leave(source, "breaks the protocol")
+        # It may speak an older version: our Hello tells it which one we speak.
+        connection.hello(self._hello)
+        connection.send(Reset())
+
+    def _send_frame(self, source: bytes, frame: bytes) -> None:
+        if not self._router.send(source, frame):
+            self._leave(source, "is gone or does not read")
+
+    def _leave(self, source: bytes, how: str) -> None:
+        if self._connections.pop(source, None) is not None:
+            self._events.append((source, Left(how)))

@@ -1,0 +1,141 @@
+"""Makes plans: what the next step computes, and which slots and blocks that takes.
+
+There is no prefill phase and no decode phase. Every sequence has known tokens, and planning lets
+the positions planned catch up with them: a prompt by chunks, a decoding sequence by one, its
+newest token. Decoding rows come first, because each is one token and somebody is reading; the
+policy divides what they leave of the budget.
+
+The planner looks at what is planned, never at results: it runs ahead of them.
+"""
+
+from itertools import chain
+from typing import NamedTuple
+
+from protocol.columns import pack_int32
+from protocol.messages import StepPlan
+from scheduler.planned_step import Chunk, Draft, PlannedStep
+from scheduler.policy import Order, Policy, prefill_key
+from scheduler.running import Running
+from scheduler.sequence import Sequence
+from scheduler.slot_table import Rows
+from scheduler.stats import Counters
+from scheduler.waiting_queue import WaitingQueue
+
+MAX_JOIN_TOKENS = 1 << 20
+"""Tokens of joining sequences after which a plan takes no further one: its frame has a limit."""
+
+
+class Planned(NamedTuple):
+    """A plan, and what is expected back for it."""
+
+    plan: StepPlan
+    step: PlannedStep
+
+
+class Planner:
+    """Turns the queue and the running sequences into plans, one after the other."""
+
+    def __init__(
+        self, policy: Policy, running: Running, queue: WaitingQueue, counters: Counters
+    ) -> None:
+        self._policy = policy
+        self._running = running
+        self._table = running.table
+        self._queue = queue
+        self._counters = counters
+        # The list that the ranks have. Every change makes a new one, a last chunk's included.
+        self._sent_decodes: Rows | None = None
+
+    def plan(self, step_id: int) -> Planned | None:
+        """Return the next plan, or None if no sequence has anything to compute."""
+        draft = Draft()
+        self._running.extend_tables(draft, step_id)
+        for sequence in draft.preempted:
+            self._queue.push(sequence)
+        self._counters.preemptions += len(draft.preempted)
+        if self._running.prefilling or self._queue:
+            self._plan_chunks(draft, step_id)
+        decodes = self._running.decode_rows()
+        if not decodes and not draft.chunks:
+            # What left stays in `running` until there is a plan to say so.
+            return None
+        step = self._expect(draft, decodes, step_id)
+        plan = self._compose(draft, step)
+        self._advance(step)
+        return Planned(plan, step)
+
+    def _plan_chunks(self, draft: Draft, step_id: int) -> None:
+        room = 0
+        for share in self._policy.shares(self._policy.budget - self._running.num_decoding):
+            room += share.num_tokens
+            while room > 0:
+                sequence = self._next_to_prefill(draft, share.order, step_id)
+                if sequence is None:
+                    break
+                room -= self._grant(draft, sequence, room)
+
+    def _next_to_prefill(self, draft: Draft, order: Order, step_id: int) -> Sequence | None:
+        """Return the first sequence with pending tokens, admitting it if it waits."""
+        waiting = None if draft.admission_closed else self._queue.first(order)
+        pending = [each for each in self._running.prefilling if each.num_pending]
+        first = min(pending, key=lambda each: prefill_key(each, order), default=None)
+        if waiting is None or (
+            first is not None and prefill_key(first, order) < prefill_key(waiting, order)
+        ):
+            return first
+        if draft.join_tokens < MAX_JOIN_TOKENS and self._running.admit(waiting, draft, step_id):
+            self._queue.admit(waiting)
+            self._counters.cached_tokens += waiting.num_planned
+            return waiting
+        draft.admission_closed = True
+        return first
+
+    def _grant(self, draft: Draft, sequence: Sequence, room: int) -> int:
+        """Plan as many of a sequence's pending tokens as there is room for; return how many."""
+        slot = sequence.slot
+        assert slot is not None, f"prefills without a slot: {sequence.tell()}"
+        chunk = draft.chunks.get(slot)
+        if chunk is None:
+            generation = int(self._table.generation[slot])
+            chunk = Chunk(sequence, slot, generation, start=sequence.num_planned)
+            draft.chunks[slot] = chunk
+        count = min(sequence.num_pending, room)
+        chunk.count += count
+        sequence.num_planned += count
+        chunk.last = sequence.num_pending == 0
+        return count
+
+    def _expect(self, draft: Draft, decodes: Rows, step_id: int) -> PlannedStep:
+        chunks = list(draft.chunks.values())
+        last_slots = [chunk.slot for chunk in chunks if chunk.last]
+        sampled = decodes
+        if last_slots:
+            sampled = self._table.rows([*decodes.slots.tolist(), *last_slots])
+        counts = decodes.ones + pack_int32(int(chunk.last) for chunk in chunks)
+        return PlannedStep(step_id, decodes, chunks, sampled, counts, self._table.changes)
+
+    def _compose(self, draft: Draft, step: PlannedStep) -> StepPlan:
+        leaves = self._running.take_leaves()
+        # Ranks never edit their list: it is sent whole whenever somebody has come or gone.
+        is_known = step.decodes is self._sent_decodes and not leaves and len(step.decodes) > 0
+        new_blocks = ((slot, *grown) for slot, grown in draft.new_blocks.items())
+        chunks = ((each.slot, each.start, each.count, int(each.last)) for each in step.chunks)
+        return StepPlan(
+            step_id=step.step_id,
+            leaves=pack_int32(leaves),
+            joins=draft.joins,
+            new_blocks=pack_int32(chain.from_iterable(new_blocks)),
+            decode=None if is_known else step.decodes.column,
+            chunks=pack_int32(chain.from_iterable(chunks)),
+        )
+
+    def _advance(self, step: PlannedStep) -> None:
+        """Take everything the step will have done as done."""
+        self._sent_decodes = step.decodes
+        self._table.length[step.decodes.slots] += 1
+        for chunk in step.chunks:
+            self._table.length[chunk.slot] += chunk.count
+            self._counters.prefill_tokens += chunk.count
+            chunk.sequence.note(f"chunk[{chunk.start}:{chunk.end}]", step.step_id)
+            if chunk.last:
+                self._running.prefilled(chunk.sequence, step.step_id)

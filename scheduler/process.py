@@ -1,0 +1,185 @@
+"""The scheduler's main loop: sockets and the clock around the core.
+
+    frontends  ──Hello, AddSequence, Abort──►  scheduler  ──Hello, StepPlan──►  ranks
+    frontends  ◄─Hello, TokenDeltas, AbortAck─  scheduler  ◄─Hello, StepResult──  ranks
+
+Everything that is decided is decided in `scheduler.scheduler`. This file knows what has to happen
+in which order when a message comes, a step is answered, or time passes.
+"""
+
+import dataclasses
+import gc
+import logging
+import os
+import time
+from typing import assert_never
+
+import msgspec
+import zmq
+
+from protocol.channels import Inbox, Router
+from protocol.errors import RequestError
+from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
+from protocol.messages import Abort, AddSequence, EngineFacts, Hello, Role
+from protocol.recording import recorder
+from protocol.run_dir import RunDir
+from scheduler.config import SchedulerConfig
+from scheduler.deltas import refusal
+from scheduler.frontends import Event, Frontends, Left
+from scheduler.policy import (
+    LATENCY_BUDGET,
+    THROUGHPUT_BUDGET,
+    LatencyPolicy,
+    Policy,
+    ThroughputPolicy,
+)
+from scheduler.ranks import Ranks
+from scheduler.scheduler import Scheduler
+from scheduler.stats import StatsLine
+
+log = logging.getLogger(__name__)
+
+
+def run(config: SchedulerConfig, lifeline: Lifeline) -> None:
+    """Schedule until the launcher ends or something fails."""
+    _log_config(config)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        _serve(config, lifeline, context)
+    finally:
+        context.destroy(linger=0)
+
+
+def _serve(
+    config: SchedulerConfig, lifeline: Lifeline, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    names = RunDir(config.process.run_dir)
+    taps = recorder(config.process.record, "scheduler")
+    # Started by hand it is the scheduler that names the epoch: a later start, a higher number.
+    epoch = config.process.epoch or int(time.time())
+    hello = Hello(role=Role.SCHEDULER, identity=os.urandom(16), epoch=epoch)
+    router = Router(context, names.scheduler_address(), recorder=taps)
+    ranks = Ranks(context, names, config.tp, config.step_timeout_s, epoch=epoch, recorder=taps)
+    facts = _meet_ranks(ranks, lifeline)
+    scheduler = _build_scheduler(config, facts)
+    frontends = Frontends(router, msgspec.structs.replace(hello, facts=facts))
+    ranks.greet(hello)
+    inbox = Inbox(lifeline, router, *ranks.dealers)
+    stats = StatsLine(time.monotonic())
+    was_busy = False
+    gc.freeze()  # nothing that exists by now becomes garbage
+    lifeline.ready()
+    log.info("serves epoch=%d", epoch)
+
+    while True:
+        inbox.wait(_patience(scheduler, ranks))
+        now = time.monotonic()
+        for source, event in frontends.receive():
+            _apply(scheduler, frontends, source, event)
+        outputs = scheduler.expire(now)
+        for result in ranks.receive(now):
+            outputs += scheduler.commit(result)
+        # Plans before outputs: a rank may be waiting for one.
+        while (plan := scheduler.schedule()) is not None:
+            ranks.send(plan, now)
+        for source, deltas in outputs:
+            frontends.send(source, deltas)
+        frontends.ping(now, scheduler.waiting_requests, scheduler.waiting_tokens)
+        ranks.check(now)
+
+        is_busy = scheduler.num_live > 0
+        if was_busy and not is_busy:
+            _check_rest(scheduler, facts)
+        was_busy = is_busy
+        if line := stats.due(now, scheduler.counters):
+            log.info("stats %s %s", _describe(scheduler, facts), line)
+        lifeline.heartbeat(scheduler.last_step_id)
+
+
+def _meet_ranks(ranks: Ranks, lifeline: Lifeline) -> EngineFacts:
+    """Wait for every rank's Hello and return what the group has.
+
+    Frontends that are there already wait in their socket meanwhile.
+    """
+    inbox = Inbox(lifeline, *ranks.dealers)
+    told: list[int] = []
+    while missing := ranks.missing():
+        if missing != told:
+            log.info("waits for ranks=%s", ",".join(map(str, missing)))
+            told = missing
+        inbox.wait(HEARTBEAT_INTERVAL_S)
+        ranks.receive(time.monotonic())
+        lifeline.heartbeat()
+    return ranks.facts()
+
+
+def _build_scheduler(config: SchedulerConfig, facts: EngineFacts) -> Scheduler:
+    policy: Policy
+    if config.policy == "throughput":
+        policy = ThroughputPolicy(config.max_num_batched_tokens or THROUGHPUT_BUDGET)
+    else:
+        policy = LatencyPolicy(config.max_num_batched_tokens or LATENCY_BUDGET)
+    log.info(
+        "group blocks=%d block_size=%d slots=%d max_model_len=%d budget=%d",
+        *(facts.num_blocks, facts.block_size, facts.slots, facts.max_model_len, policy.budget),
+    )
+    return Scheduler(
+        facts,
+        policy,
+        max_in_flight=config.max_in_flight,
+        prefix_key=os.urandom(32) if config.prefix_cache else None,
+        max_waiting_requests=config.max_waiting_requests,
+        max_waiting_tokens=config.max_waiting_tokens,
+    )
+
+
+def _patience(scheduler: Scheduler, ranks: Ranks) -> float:
+    """Return how long nothing needs to be done, unless a message comes."""
+    now = time.monotonic()
+    moments = [scheduler.next_deadline(), ranks.deadline()]
+    return min([HEARTBEAT_INTERVAL_S, *(moment - now for moment in moments if moment is not None)])
+
+
+def _apply(scheduler: Scheduler, frontends: Frontends, source: bytes, event: Event) -> None:
+    match event:
+        case AddSequence():
+            try:
+                told = scheduler.add(source, event)
+            except RequestError as error:
+                log.warning(
+                    "refused request=%d sample=%d code=%s: %s",
+                    *(event.request_id, event.sample, error.code.name, error.message),
+                )
+                frontends.send(source, refusal(event, error.code))
+                return
+            for _, deltas in told:
+                frontends.send(source, deltas)
+        case Abort():
+            # What it names may be over or have never come: then the answer says so.
+            ack = scheduler.abort(source, event.request_id, event.sample)
+            frontends.send(source, ack)
+        case Left():
+            ended = scheduler.drop_source(source)
+            log.info("left frontend=%s because it %s; ended=%d", source.hex(), event.how, ended)
+        case _:
+            assert_never(event)
+
+
+def _check_rest(scheduler: Scheduler, facts: EngineFacts) -> None:
+    """Say loudly if a block is still held although no sequence is left."""
+    if scheduler.num_free_blocks != facts.num_blocks:
+        for problem in scheduler.audit():
+            log.error("our bug, please report: %s", problem)
+
+
+def _describe(scheduler: Scheduler, facts: EngineFacts) -> str:
+    return (
+        f"running={scheduler.num_running} waiting={scheduler.waiting_requests} "
+        f"free_blocks={scheduler.num_free_blocks}/{facts.num_blocks}"
+    )
+
+
+def _log_config(config: SchedulerConfig) -> None:
+    fields = dataclasses.asdict(config)
+    fields |= fields.pop("process")
+    log.info("config %s", " ".join(f"{name}={value}" for name, value in fields.items()))

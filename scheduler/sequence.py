@@ -1,0 +1,164 @@
+"""One sequence: its tokens, its blocks, and where it is in its life.
+
+    WAITING ──► PREFILLING ──► DECODING ──► DRAINING ──► FINISHED
+                 ▲      │          │                        ▲
+                 │      ▼          │                        └── from every status
+                PREEMPTED ◄────────┘
+
+A sequence knows nothing of other sequences, plans or slots' columns. Only `Scheduler` changes it.
+"""
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from protocol.messages import FinishReason, SamplingParams
+from scheduler.prefix import PrefixChain, TokenArray
+
+STORY_LENGTH = 12
+"""Events of a sequence that are kept for the message of an internal error."""
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    """Never ran; holds neither slot nor blocks."""
+    PREFILLING = "prefilling"
+    """Holds a slot and the blocks of all its known tokens, some of which are yet to be planned."""
+    DECODING = "decoding"
+    """All its known tokens are planned; it gets one row a step, ahead of its newest token."""
+    DRAINING = "draining"
+    """Its last permitted token is planned; only the answer is missing."""
+    PREEMPTED = "preempted"
+    """Gave up slot and blocks to others; waits to run again from its committed tokens."""
+    FINISHED = "finished"
+    """Has its terminal reason."""
+
+
+TRANSITIONS: dict[SequenceStatus, frozenset[SequenceStatus]] = {
+    SequenceStatus.WAITING: frozenset({SequenceStatus.PREFILLING, SequenceStatus.FINISHED}),
+    SequenceStatus.PREFILLING: frozenset(
+        {SequenceStatus.DECODING, SequenceStatus.PREEMPTED, SequenceStatus.FINISHED}
+    ),
+    SequenceStatus.DECODING: frozenset(
+        {SequenceStatus.DRAINING, SequenceStatus.PREEMPTED, SequenceStatus.FINISHED}
+    ),
+    SequenceStatus.DRAINING: frozenset({SequenceStatus.FINISHED}),
+    SequenceStatus.PREEMPTED: frozenset({SequenceStatus.PREFILLING, SequenceStatus.FINISHED}),
+    SequenceStatus.FINISHED: frozenset(),
+}
+"""Every legal change of status."""
+
+RUNNING = frozenset({SequenceStatus.PREFILLING, SequenceStatus.DECODING, SequenceStatus.DRAINING})
+"""The states in which a sequence has a slot."""
+
+
+class SequenceKey(NamedTuple):
+    """What a frontend calls a sequence, and which frontend that is."""
+
+    source: bytes
+    """Identity of the frontend's connection."""
+    request_id: int
+    sample: int
+
+
+class Event(NamedTuple):
+    """One line of a sequence's story."""
+
+    name: str
+    step_id: int
+    num_tokens: int
+    num_blocks: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """A token list being extended. Compared and hashed by identity.
+
+    Invariants, while it holds a slot: `len(block_table) * block_size` covers every planned
+    position, except in DRAINING, where the blocks may have been given up already; the newest
+    token of `tokens` is not in the cache yet; the first `num_registered` blocks of the table
+    are never written again.
+    """
+
+    key: SequenceKey
+    tokens: TokenArray
+    """Prompt, then committed output; while it has a slot, `SlotTable.sync` adds the newest."""
+    num_prompt_tokens: int
+    max_tokens: int
+    """Most tokens of prompt and output together: the request's wish, cut to what fits."""
+    params: SamplingParams
+    stop_token_ids: frozenset[int]
+    chain: PrefixChain
+    arrival: int
+    """Position in the order of arrival; kept through preemption."""
+    priority: int = 0
+    deadline: float | None = None
+    """Seconds on the host's monotonic clock."""
+    status: SequenceStatus = SequenceStatus.WAITING
+    slot: int | None = None
+    block_table: list[int] = field(default_factory=list)
+    num_planned: int = 0
+    """Positions of `tokens` planned so far, while PREFILLING; cached ones are included."""
+    num_computed: int = 0
+    """Positions whose keys and values are in the cache, as far as committed steps tell."""
+    num_registered: int = 0
+    """Blocks of the table that the prefix index knows, or that were found there."""
+    cached_tokens: int | None = None
+    """Prompt tokens found by prefix lookup when it was first admitted; None before."""
+    protected_until: int = 0
+    """Number of tokens up to which it is not preempted again if another can be."""
+    story: deque[Event] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed output tokens."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens that are not planned yet."""
+        return len(self.tokens) - self.num_planned
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it holds a slot."""
+        return self.status in RUNNING
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sorts sequences from the first to be served to the first to be preempted."""
+        return (-self.priority, self.arrival)
+
+    def natural_end(self) -> FinishReason | None:
+        """Return why it ends with its newest output token; None if it goes on."""
+        is_stop = self.tokens[-1] in self.stop_token_ids
+        if is_stop and self.num_output_tokens >= self.params.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.max_tokens else None
+
+    def become(self, status: SequenceStatus, step_id: int) -> None:
+        """Change status. An illegal change is our bug and tells the sequence's story."""
+        assert status in TRANSITIONS[self.status], (
+            f"a sequence cannot go from {self.status.value} to {status.value}: {self.tell()}"
+        )
+        self.status = status
+        self.note(status.value, step_id)
+
+    def note(self, name: str, step_id: int) -> None:
+        """Remember an event."""
+        self.story.append(Event(name, step_id, len(self.tokens), len(self.block_table)))
+
+    def tell(self) -> str:
+        """Return its last events as one line, for the message of an internal error."""
+        events = ", ".join(
+            f"{event.name}(step={event.step_id} tokens={event.num_tokens} "
+            f"blocks={event.num_blocks})"
+            for event in self.story
+        )
+        return (
+            f"request={self.key.request_id} sample={self.key.sample} "
+            f"status={self.status.value} slot={self.slot} story=[{events}]"
+        )

@@ -1,0 +1,50 @@
+"""One line of numbers per interval while there is something to count."""
+
+from dataclasses import dataclass, replace
+
+STATS_INTERVAL_S = 10.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the scheduler has done since it started, as numbers that only grow."""
+
+    steps: int = 0
+    """Plans committed."""
+    prefill_tokens: int = 0
+    """Known tokens planned in chunks."""
+    cached_tokens: int = 0
+    """Known tokens that admissions found in the prefix index instead."""
+    output_tokens: int = 0
+    """Tokens committed."""
+    dropped_tokens: int = 0
+    """Tokens that came for a sequence which had left its slot."""
+    preemptions: int = 0
+    finished: int = 0
+    """Sequences that had their terminal reason, aborted ones included."""
+
+
+class StatsLine:
+    """Compares the counters with what they were at the last line."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._before = Counters()
+
+    def due(self, now: float, counters: Counters) -> str | None:
+        """Return what has been done since the last line, once an interval, None if nothing."""
+        seconds = now - self._since
+        if seconds < STATS_INTERVAL_S:
+            return None
+        before, self._before, self._since = self._before, replace(counters), now
+        steps = counters.steps - before.steps
+        if steps == 0 and counters.finished == before.finished:
+            return None
+        return (
+            f"prefill_tps={(counters.prefill_tokens - before.prefill_tokens) / seconds:.0f} "
+            f"decode_tps={(counters.output_tokens - before.output_tokens) / seconds:.0f} "
+            f"cached={counters.cached_tokens - before.cached_tokens} "
+            f"steps={steps} step_ms={seconds * 1e3 / max(1, steps):.1f} "
+            f"finished={counters.finished - before.finished} "
+            f"preempted={counters.preemptions - before.preemptions}"
+        )

@@ -1,0 +1,86 @@
+import json
+
+import pytest
+
+from frontend.text.text_model import (
+    TextModel,
+    files_of_conversion,
+    needs_conversion,
+    read_directory,
+)
+from protocol.errors import ModelFileError
+
+
+def write(directory, **files):
+    for name, content in files.items():
+        name = name.replace("__", ".")
+        text = content if isinstance(content, str) else json.dumps(content)
+        (directory / name).write_text(text)
+
+
+def test_a_directory_without_tokenizer_files_serves_token_ids(tmp_path):
+    write(tmp_path, config__json={"eos_token_id": 7, "hidden_size": 64})
+    assert read_directory(tmp_path) == TextModel(eos_ids=[7])
+    assert not needs_conversion(tmp_path)
+
+
+def test_everything_a_directory_says(tmp_path):
+    write(
+        tmp_path,
+        tokenizer__json="{}",
+        tokenizer_config__json={
+            "bos_token": None,
+            "eos_token": {"content": "<|im_end|>", "lstrip": False},
+            "pad_token": "<|endoftext|>",
+            "unknown": {"nested": [1]},
+            "add_bos_token": True,
+            "chat_template": "{{ messages }}",
+        },
+        generation_config__json={"eos_token_id": [5, 6]},
+        config__json={"eos_token_id": 5, "text_config": {"eos_token_id": 9}},
+    )
+    assert read_directory(tmp_path) == TextModel(
+        tokenizer_file=str(tmp_path / "tokenizer.json"),
+        chat_template="{{ messages }}",
+        special_tokens={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        eos_ids=[5, 6, 9],
+        add_bos=True,
+    )
+    assert not needs_conversion(tmp_path)
+
+
+def test_a_template_file_comes_before_the_config(tmp_path):
+    write(tmp_path, tokenizer_config__json={"chat_template": "old"}, chat_template__jinja="new")
+    assert read_directory(tmp_path).chat_template == "new"
+
+
+def test_the_default_of_several_templates_is_taken(tmp_path):
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    write(tmp_path, tokenizer_config__json={"chat_template": named})
+    assert read_directory(tmp_path).chat_template == "d"
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"eos_token_id": "five"}', '{"eos_token_id": 1.5}']
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, content):
+    write(tmp_path, config__json=content)
+    with pytest.raises(ModelFileError, match=r"config\.json cannot be read"):
+        read_directory(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+def test_older_tokenizer_files_need_a_conversion(tmp_path, name):
+    (tmp_path / name).write_text("x")
+    (tmp_path / "merges.txt").write_text("x")
+    assert needs_conversion(tmp_path)
+    assert set(files_of_conversion(tmp_path)) == {tmp_path / name, tmp_path / "merges.txt"}
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert not needs_conversion(tmp_path)
+
+
+def test_a_file_needs_a_conversion(tmp_path):
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    assert needs_conversion(model)
+    assert files_of_conversion(model) == [model]

@@ -1,0 +1,177 @@
+"""500 random request mixes through the real scheduler core and the real checksum ranks, in process.
+
+Every plan and every result crosses as a frame, numbered and decoded; answers are held back at
+random, so that one or two plans are in flight. What the sequences produce must be what their own
+contexts hash to, exactly, and all blocks must be free at the end.
+"""
+
+import random
+from collections import deque
+
+import pytest
+
+from protocol.columns import pack_int32, unpack_int32, unpack_int64
+from protocol.connection import Codec, Outgoing
+from protocol.messages import (
+    AddSequence,
+    EngineFacts,
+    FinishReason,
+    SamplingParams,
+    SchedulerToWorker,
+    WorkerToScheduler,
+)
+from scheduler.policy import LatencyPolicy, ThroughputPolicy
+from scheduler.scheduler import Scheduler
+from worker.checksum import checksum_token
+from worker.checksum_runner import ChecksumRunner
+from worker.steps import Steps
+
+VOCABULARY = 500
+NUM_MIXES = 500
+SOURCE = b"frontend"
+
+
+class Mix:
+    """One random mix of requests, and the engine's core it runs through."""
+
+    def __init__(self, seed):
+        self.rng = rng = random.Random(seed)
+        block_size = rng.choice([1, 2, 4, 16])
+        self.facts = EngineFacts(
+            rank=0,
+            back_end="checksum",
+            block_size=block_size,
+            # Room for one long sequence, or a few: they get in each other's way.
+            num_blocks=rng.randint(24, 96) // block_size + 1,
+            slots=rng.randint(1, 8),
+            max_model_len=rng.randint(24, 80),
+            vocab_size=VOCABULARY,
+        )
+        policy = rng.choice([LatencyPolicy, ThroughputPolicy])
+        self.scheduler = Scheduler(
+            self.facts,
+            policy(rng.choice([4, 16, 64, 512])),
+            max_in_flight=1 + seed % 2,
+            prefix_key=b"key" if rng.random() < 0.8 else None,
+            max_waiting_requests=100,
+            max_waiting_tokens=10_000,
+        )
+        self.steps = Steps(ChecksumRunner(self.facts), reports=True)
+        self.plans: deque[bytes] = deque()
+        self.to_rank, self.to_scheduler = Outgoing(epoch=1), Outgoing(epoch=1)
+        self.decode_plan = Codec(SchedulerToWorker).decode
+        self.decode_result = Codec(WorkerToScheduler).decode
+        self.asked: dict[int, tuple[list[int], SamplingParams]] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self.reasons: dict[int, int] = {}
+        self.aborted: set[int] = set()
+        self.longest = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size)
+        self.prefixes = [self._tokens(self.longest // 2) for _ in range(2)]
+
+    def _tokens(self, count):
+        return [self.rng.randrange(VOCABULARY) for _ in range(count)]
+
+    def add(self):
+        prefix = self.rng.choice(self.prefixes)
+        prompt = prefix[: self.rng.randint(0, len(prefix))]
+        prompt += self._tokens(self.rng.randint(1, max(1, self.longest - len(prompt) - 1)))
+        prompt = prompt[: self.longest - 1]
+        params = SamplingParams(
+            temperature=self.rng.choice([0.0, 0.7]),
+            seed=self.rng.getrandbits(60),
+            max_tokens=self.rng.randint(1, 40),
+            stop_token_ids=self._tokens(self.rng.choice([0, 0, 20])),
+        )
+        request = len(self.asked)
+        self.asked[request] = (prompt, params)
+        self.outputs[request] = []
+        message = AddSequence(
+            request_id=request, sample=0, prompt_ids=pack_int32(prompt), params=params
+        )
+        assert self.scheduler.add(SOURCE, message) == []
+
+    def abort(self):
+        if self.asked:
+            request = self.rng.randrange(len(self.asked))
+            self.scheduler.abort(SOURCE, request, -1)
+            if request not in self.reasons:
+                self.aborted.add(request)
+
+    def step(self):
+        """Plan what may be in flight; answer at least one plan where no more may be."""
+        while (plan := self.scheduler.schedule()) is not None:
+            self.plans.append(self.to_rank.frame(plan))
+            if self.rng.random() < 0.5:
+                return
+        if self.plans:
+            frame = self.plans.popleft()
+            result = self.steps.answer(self.decode_plan(frame), frame)
+            answer = self.decode_result(self.to_scheduler.frame(result))
+            for source, deltas in self.scheduler.commit(answer):
+                assert source == SOURCE
+                self.take(deltas)
+
+    def take(self, deltas):
+        tokens = iter(unpack_int32(deltas.token_ids))
+        for request, first, count, reason in zip(
+            unpack_int64(deltas.requests),
+            unpack_int32(deltas.first_index),
+            unpack_int32(deltas.counts),
+            unpack_int32(deltas.reasons),
+            strict=True,
+        ):
+            assert request not in self.aborted, "a delta after the abort was acknowledged"
+            assert request not in self.reasons, "a delta after the terminal reason"
+            assert first == len(self.outputs[request]), "a gap or a repetition"
+            self.outputs[request] += [next(tokens) for _ in range(count)]
+            if reason:
+                self.reasons[request] = reason
+
+    def expected(self, request):
+        prompt, params = self.asked[request]
+        context, output = list(prompt), []
+        while True:
+            token = checksum_token(context, params.seed, params.temperature, VOCABULARY)
+            context.append(token)
+            output.append(token)
+            if token in params.stop_token_ids:
+                return output, FinishReason.STOP
+            if len(output) == params.max_tokens or len(context) == self.longest:
+                return output, FinishReason.LENGTH
+
+    def run(self):
+        for _ in range(self.rng.randint(3, 12)):
+            self.add()
+            for _ in range(self.rng.randint(0, 12)):
+                self.step()
+            if self.rng.random() < 0.2:
+                self.abort()
+        for _ in range(10_000):
+            if self.scheduler.num_live == 0 and not self.plans:
+                break
+            self.step()
+        self.check()
+        return self.scheduler.counters
+
+    def check(self):
+        assert self.scheduler.num_live == 0
+        for request in self.asked:
+            output, reason = self.expected(request)
+            if request in self.aborted:
+                assert self.outputs[request] == output[: len(self.outputs[request])]
+            else:
+                assert self.outputs[request] == output
+                assert self.reasons[request] == reason
+        self.scheduler.check_invariants()
+        assert self.scheduler.num_free_blocks == self.facts.num_blocks
+
+
+@pytest.mark.slow
+def test_500_random_mixes_are_exact():
+    preemptions = cached = 0
+    for seed in range(NUM_MIXES):
+        counters = Mix(seed).run()
+        preemptions += counters.preemptions
+        cached += counters.cached_tokens
+    assert preemptions > 200, "the mixes no longer preempt"
+    assert cached > 10_000, "the mixes no longer share prefixes"

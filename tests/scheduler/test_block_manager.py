@@ -1,0 +1,183 @@
+from array import array
+
+import pytest
+
+from scheduler.block_manager import BlockManager, Holding
+from scheduler.prefix import PrefixBlock, PrefixChain, PrefixHasher
+
+HASHER = PrefixHasher(b"key")
+
+
+def prefix(*tokens, domain=b"", block_size=2):
+    """The full blocks of a token list."""
+    chain = PrefixChain(HASHER, domain, block_size)
+    array_ = array("i", tokens)
+    return [chain.block(index, array_) for index in range(len(tokens) // block_size)]
+
+
+def registered(manager, *tokens, domain=b""):
+    """Blocks held once, full of some tokens and registered."""
+    content = prefix(*tokens, domain=domain)
+    blocks = manager.allocate(len(content))
+    for block, each in zip(blocks, content, strict=True):
+        assert manager.register(block, each)
+    return blocks
+
+
+def test_blocks_are_counted_up_in_whole_blocks():
+    manager = BlockManager(8, 4)
+    assert [manager.blocks_for(n) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+
+
+def test_allocated_blocks_come_back_when_released():
+    manager = BlockManager(3, 4)
+    assert manager.allocate(2) == [0, 1]
+    assert manager.num_free == 1
+    assert manager.release([0, 1]) == 2
+    assert manager.num_free == 3
+
+
+def test_more_than_is_free_is_the_callers_bug():
+    with pytest.raises(AssertionError, match="3 blocks wanted, 2 free"):
+        BlockManager(2, 4).allocate(3)
+
+
+def test_a_prefix_is_found_as_far_as_it_is_known():
+    manager = BlockManager(8, 2)
+    blocks = registered(manager, 1, 2, 3, 4)
+    assert manager.match(prefix(1, 2, 3, 4, 5, 6)) == blocks
+    assert manager.match(prefix(1, 2, 9, 9)) == blocks[:1]
+    assert manager.match(prefix(3, 4)) == []
+    assert manager.match(prefix(1, 2, domain=b"tenant")) == []
+
+
+def test_an_equal_key_with_other_tokens_is_no_hit():
+    manager = BlockManager(8, 2)
+    (content,) = prefix(1, 2)
+    (block,) = manager.allocate(1)
+    assert manager.register(block, content)
+    forged = PrefixBlock(content.key, content.parent, content.domain, array("i", [7, 7]).tobytes())
+    assert manager.match([content]) == [block]
+    assert manager.match([forged]) == []
+    assert manager.match([content._replace(domain=b"tenant")]) == []
+
+
+def test_a_shared_block_is_free_when_its_last_holder_gives_it_up():
+    manager = BlockManager(4, 2)
+    blocks = registered(manager, 1, 2)
+    manager.share(blocks)
+    assert manager.num_holders(blocks[0]) == 2
+    assert manager.release(blocks) == 0
+    assert manager.num_free == 3
+    assert manager.release(blocks) == 1
+    assert manager.num_free == 4
+
+
+def test_a_free_block_keeps_its_content_until_it_is_needed():
+    manager = BlockManager(2, 2)
+    manager.release(registered(manager, 1, 2))
+    hits = manager.match(prefix(1, 2))
+    assert manager.num_free_among(hits) == 1
+    manager.share(hits)
+    assert manager.num_free == 1
+    manager.release(hits)
+    assert manager.allocate(2) == [1, 0]  # the one without content first
+    assert manager.match(prefix(1, 2)) == []
+    assert manager.num_indexed == 0
+
+
+def test_the_least_recently_freed_content_is_evicted_first_tails_before_heads():
+    manager = BlockManager(4, 2)
+    old = registered(manager, 1, 2, 3, 4)
+    young = registered(manager, 5, 6, 7, 8)
+    manager.release(old)
+    manager.release(young)
+    evicted = [manager.take() for _ in range(4)]
+    assert evicted == [old[1], old[0], young[1], young[0]]
+
+
+def test_content_that_is_known_already_stays_where_it_is():
+    manager = BlockManager(4, 2)
+    (first,) = registered(manager, 1, 2)
+    (second,) = manager.allocate(1)
+    assert not manager.register(second, prefix(1, 2)[0])
+    assert manager.match(prefix(1, 2)) == [first]
+    assert not manager.is_registered(second)
+    manager.release([second])
+    manager.release([first])
+    assert manager.audit(HASHER, []) == []
+
+
+def test_registering_what_is_not_held_or_registered_already_is_a_bug():
+    manager = BlockManager(4, 2)
+    (block,) = registered(manager, 1, 2)
+    with pytest.raises(AssertionError, match="registered already"):
+        manager.register(block, prefix(3, 4)[0])
+    with pytest.raises(AssertionError, match="not held by one"):
+        manager.register(3, prefix(3, 4)[0])
+
+
+# What the audit sees
+
+
+@pytest.fixture
+def audited():
+    """A manager with one held, one cached and two empty blocks, and what is held."""
+    manager = BlockManager(4, 2)
+    held = registered(manager, 1, 2)
+    manager.release(registered(manager, 5, 6))
+    holding = Holding("request=1", held, prefix(1, 2))
+    assert manager.audit(HASHER, [holding]) == []
+    return manager, holding
+
+
+def test_audit_names_a_block_that_nobody_holds(audited):
+    manager, _ = audited
+    assert manager.audit(HASHER, []) == ["block 0 has 1 references but is in the tables of nobody"]
+
+
+def test_audit_names_a_block_that_two_sequences_hold_unknowingly(audited):
+    manager, holding = audited
+    (block,) = manager.allocate(1)
+    twice = [Holding("request=2", [block], []), Holding("request=3", [block], [])]
+    assert manager.audit(HASHER, [holding, *twice]) == [
+        "block 2 has 1 references but is in the tables of ['request=2', 'request=3']",
+        "block 2 is shared by ['request=2', 'request=3'] without being registered",
+    ]
+
+
+def test_audit_names_a_block_in_two_free_lists(audited):
+    manager, holding = audited
+    manager._free.append(1)
+    assert manager.audit(HASHER, [holding]) == [
+        "block 1 is registered but listed as free without content",
+        "block 1 is in the free lists 2 times instead of 1",
+    ]
+
+
+def test_audit_names_a_held_block_in_a_free_list(audited):
+    manager, holding = audited
+    manager._cached[0] = None
+    assert manager.audit(HASHER, [holding]) == ["block 0 is in the free lists 1 times instead of 0"]
+
+
+def test_audit_names_an_index_entry_that_leads_elsewhere(audited):
+    manager, holding = audited
+    manager._index[prefix(1, 2)[0].key] = 1
+    assert manager.audit(HASHER, [holding]) == [
+        "block 1 is in the index under a key that is not its own",
+        "block 0 is registered but the index does not lead to it",
+    ]
+
+
+def test_audit_names_content_that_does_not_fit_its_key(audited):
+    manager, holding = audited
+    content = prefix(5, 6)[0]
+    manager._content[1] = content._replace(tokens=array("i", [5, 7]).tobytes())
+    assert manager.audit(HASHER, [holding]) == ["block 1 holds other tokens than its key says"]
+
+
+def test_audit_names_content_that_is_not_its_holders(audited):
+    manager, holding = audited
+    other = Holding(holding.name, holding.block_table, prefix(3, 4))
+    assert manager.audit(HASHER, [other]) == ["block 0 holds other tokens than request=1 has there"]

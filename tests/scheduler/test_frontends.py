@@ -1,0 +1,195 @@
+from collections import deque
+
+import msgspec
+
+from protocol.connection import Codec, Connection
+from protocol.messages import (
+    Abort,
+    AbortAck,
+    AbortState,
+    Hello,
+    Ping,
+    Reset,
+    Role,
+    SchedulerToFrontend,
+)
+from scheduler.frontends import PING_INTERVAL_S, Frontends, Left
+from tests.scheduler.simulation import add_message
+
+ACK = AbortAck(request_id=1, sample=0, state=AbortState.LIVE, blocks_returned=0)
+HELLO = Hello(role=Role.SCHEDULER, identity=b"scheduler", epoch=5)
+
+
+class WireRouter:
+    """A router's two ends in memory; identities in `gone` cannot be reached."""
+
+    def __init__(self):
+        self.inbound = deque()
+        self.outbound = {}
+        self.gone = set()
+
+    def drain(self):
+        frames = list(self.inbound)
+        self.inbound.clear()
+        return frames
+
+    def send(self, identity, frame):
+        if identity in self.gone:
+            return False
+        self.outbound.setdefault(identity, deque()).append(frame)
+        return True
+
+
+class Peer:
+    """A frontend on that wire."""
+
+    def __init__(self, router, identity):
+        self._router = router
+        self._identity = identity
+        self.connect()
+
+    def connect(self):
+        self.connection = Connection(
+            lambda frame: self._router.inbound.append((self._identity, frame)),
+            Codec(SchedulerToFrontend),
+        )
+        self.connection.adopt_epoch(5)
+
+    def hello(self, **changes):
+        hello = Hello(role=Role.FRONTEND, identity=self._identity)
+        self.connection.hello(msgspec.structs.replace(hello, **changes))
+
+    def heard(self):
+        frames = self._router.outbound.pop(self._identity, ())
+        return [self.connection.receive(frame) for frame in frames]
+
+
+def engine():
+    router = WireRouter()
+    return router, Frontends(router, HELLO)
+
+
+def connected(router, frontends, identity=b"f"):
+    peer = Peer(router, identity)
+    peer.hello()
+    assert frontends.receive() == []
+    assert peer.heard() == [HELLO]
+    return peer
+
+
+def kinds(messages):
+    return [type(message) for message in messages]
+
+
+def test_what_frontends_ask_for_comes_in_order_with_their_identity():
+    router, frontends = engine()
+    first, second = connected(router, frontends, b"a"), connected(router, frontends, b"b")
+    first.connection.send(add_message(1, [1]))
+    second.connection.send(add_message(1, [2]))
+    first.connection.send(Abort(request_id=1))
+    events = frontends.receive()
+    assert [source for source, _ in events] == [b"a", b"b", b"a"]
+    assert kinds(event for _, event in events) == [type(add_message(1, [1]))] * 2 + [Abort]
+    assert frontends.receive() == []
+
+
+def test_what_is_sent_reaches_the_one_it_is_for():
+    router, frontends = engine()
+    first, second = connected(router, frontends, b"a"), connected(router, frontends, b"b")
+    frontends.send(b"a", ACK)
+    frontends.send(b"nobody", ACK)
+    assert kinds(first.heard()) == [AbortAck]
+    assert second.heard() == []
+
+
+def test_a_second_hello_ends_the_first_connection_in_the_order_of_events():
+    router, frontends = engine()
+    peer = connected(router, frontends)
+    peer.connection.send(add_message(1, [1]))
+    peer.connect()
+    peer.hello()
+    peer.connection.send(add_message(2, [1]))
+    events = [event for _, event in frontends.receive()]
+    assert [getattr(event, "request_id", event) for event in events] == [
+        1,
+        Left("says Hello again"),
+        2,
+    ]
+    frontends.send(b"f", ACK)
+    assert kinds(peer.heard()) == [Hello, AbortAck]
+
+
+def test_a_frontend_that_cannot_be_reached_has_left():
+    router, frontends = engine()
+    connected(router, frontends)
+    router.gone.add(b"f")
+    frontends.send(b"f", ACK)
+    frontends.send(b"f", ACK)
+    assert frontends.receive() == [(b"f", Left("is gone or does not read"))]
+
+
+def test_a_frontend_that_resets_has_left():
+    router, frontends = engine()
+    peer = connected(router, frontends)
+    peer.connection.send(Reset())
+    assert frontends.receive() == [(b"f", Left("forgets the connection"))]
+
+
+def test_bytes_that_are_no_message_end_that_connection_only():
+    router, frontends = engine()
+    good, bad = connected(router, frontends, b"good"), connected(router, frontends, b"bad")
+    router.inbound.append((b"bad", b"\xc1"))
+    good.connection.send(Abort(request_id=1))
+    assert frontends.receive() == [
+        (b"bad", Left("breaks the protocol")),
+        (b"good", Abort(epoch=5, seq=1, request_id=1)),
+    ]
+    assert kinds(bad.heard()) == [Hello, Reset]
+    assert good.heard() == []
+
+
+def test_a_stranger_is_told_to_say_hello():
+    router, frontends = engine()
+    stranger = Peer(router, b"s")
+    stranger.connection.send(Abort(request_id=1))
+    assert frontends.receive() == []
+    assert kinds(stranger.heard()) == [Hello, Reset]
+
+
+def test_another_version_is_told_ours_and_another_role_nothing():
+    router, frontends = engine()
+    old, odd = Peer(router, b"old"), Peer(router, b"odd")
+    old.hello(protocol_version=0)
+    odd.hello(role=Role.CLIENT)
+    assert frontends.receive() == []
+    assert kinds(old.heard()) == [Hello, Reset]
+    assert odd.heard() == []
+
+
+def test_pings_tell_the_queue_when_it_changes_at_a_modest_rate():
+    router, frontends = engine()
+    peer = connected(router, frontends)
+    frontends.ping(100.0, 0, 0)
+    assert kinds(peer.heard()) == [Ping]
+    frontends.ping(200.0, 0, 0)
+    assert peer.heard() == []
+    frontends.ping(300.0, 3, 50)
+    frontends.ping(300.0 + PING_INTERVAL_S / 2, 4, 60)
+    (ping,) = peer.heard()
+    assert (ping.waiting_requests, ping.waiting_tokens) == (3, 50)
+    frontends.ping(300.0 + PING_INTERVAL_S, 4, 60)
+    (ping,) = peer.heard()
+    assert (ping.waiting_requests, ping.waiting_tokens) == (4, 60)
+
+
+def test_a_ping_follows_news_so_that_a_lost_last_message_is_noticed():
+    router, frontends = engine()
+    peer = connected(router, frontends)
+    frontends.ping(100.0, 0, 0)
+    peer.heard()
+    frontends.send(b"f", ACK)
+    router.outbound.clear()
+    frontends.ping(101.0, 0, 0)
+    assert kinds(peer.heard()) == [Ping]
+    frontends.receive()
+    assert kinds(peer.heard()) == [AbortAck]

@@ -1,0 +1,90 @@
+import pytest
+
+from protocol.columns import unpack_int32, unpack_rows
+from scheduler import planner
+from scheduler.policy import LatencyPolicy, ThroughputPolicy
+from tests.scheduler.simulation import add_message, simulate
+
+
+def prompt(request_id, num_tokens):
+    return [(request_id * 13 + i) % 40 for i in range(num_tokens)]
+
+
+def chunks_of(plan):
+    return unpack_rows(plan.chunks, 4)
+
+
+def test_decode_rows_take_their_part_of_the_budget_first():
+    simulation = simulate(policy=ThroughputPolicy(budget=5), max_in_flight=1)
+    for request_id in range(2):
+        simulation.add(add_message(request_id, prompt(request_id, 2)))
+    simulation.plan()
+    simulation.answer()
+    simulation.add(add_message(2, prompt(2, 9)))
+    plan = simulation.plan()
+    assert (unpack_int32(plan.decode), chunks_of(plan)) == ([0, 1], [(2, 0, 3, 0)])
+
+
+def test_two_shares_of_one_sequence_are_one_chunk():
+    simulation = simulate(policy=LatencyPolicy(budget=8), max_in_flight=1)
+    simulation.add(add_message(0, prompt(0, 20)))
+    assert chunks_of(simulation.plan()) == [(0, 0, 8, 0)]
+
+
+def test_the_second_share_goes_to_the_shortest_that_waits():
+    simulation = simulate(policy=LatencyPolicy(budget=8), max_in_flight=1)
+    for request_id, num_tokens in enumerate([20, 15, 3]):
+        simulation.add(add_message(request_id, prompt(request_id, num_tokens)))
+    # Four for the oldest, three for the shortest, and the one that is left for the next shortest.
+    assert chunks_of(simulation.plan()) == [(0, 0, 4, 0), (1, 0, 3, 1), (2, 0, 1, 0)]
+
+
+def test_what_is_admitted_goes_before_what_came_later():
+    simulation = simulate(policy=ThroughputPolicy(budget=6), max_in_flight=1)
+    simulation.add(add_message(0, prompt(0, 9)))
+    simulation.plan()
+    simulation.answer()
+    simulation.add(add_message(1, prompt(1, 4)))
+    assert chunks_of(simulation.plan()) == [(0, 6, 3, 1), (1, 0, 3, 0)]
+
+
+def test_a_higher_priority_goes_before_what_is_admitted():
+    simulation = simulate(policy=ThroughputPolicy(budget=6), max_in_flight=1)
+    simulation.add(add_message(0, prompt(0, 12)))
+    simulation.plan()
+    simulation.answer()
+    simulation.add(add_message(1, prompt(1, 4), priority=1))
+    assert chunks_of(simulation.plan()) == [(1, 0, 4, 1), (0, 6, 2, 0)]
+
+
+def test_nobody_overtakes_a_sequence_that_waits_for_blocks():
+    simulation = simulate(num_blocks=8, block_size=4, max_in_flight=1)
+    simulation.add(add_message(0, prompt(0, 12), max_tokens=4))
+    simulation.plan()
+    simulation.answer()
+    simulation.add(add_message(1, prompt(1, 24), max_tokens=1))
+    simulation.add(add_message(2, prompt(2, 1), max_tokens=1))
+    assert simulation.plan().joins == []
+    simulation.run()
+    assert [unpack_int32(j.token_ids)[0] for p in simulation.plans for j in p.joins] == [
+        *(0, 13, 26)
+    ]
+
+
+def test_a_plan_takes_no_more_joins_than_its_frame_can_hold(monkeypatch):
+    monkeypatch.setattr(planner, "MAX_JOIN_TOKENS", 10)
+    simulation = simulate(max_in_flight=1)
+    for request_id in range(4):
+        simulation.add(add_message(request_id, prompt(request_id, 6), max_tokens=3))
+    assert [len(simulation.plan().joins), simulation.answer()] == [2, True]
+    assert len(simulation.plan().joins) == 2
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_step_ids_count_by_one_from_one(max_in_flight):
+    simulation = simulate(max_in_flight=max_in_flight)
+    for request_id in range(3):
+        simulation.add(add_message(request_id, prompt(request_id, 5)))
+        simulation.run()
+    assert [plan.step_id for plan in simulation.plans] == list(range(1, len(simulation.plans) + 1))
+    assert simulation.scheduler.last_step_id == len(simulation.plans)

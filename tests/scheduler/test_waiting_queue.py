@@ -1,0 +1,96 @@
+import pytest
+
+from protocol.errors import ErrorCode, RequestError
+from scheduler.policy import MAX_PASSES, Order
+from scheduler.waiting_queue import WaitingQueue
+from tests.scheduler.simulation import make_sequence
+
+
+def queue_of(*sequences):
+    queue = WaitingQueue(100, 10_000)
+    for sequence in sequences:
+        queue.push(sequence)
+    return queue
+
+
+def drain(queue, order):
+    taken = []
+    while (sequence := queue.first(order)) is not None:
+        queue.admit(sequence)
+        taken.append(sequence)
+    return taken
+
+
+def test_first_come_first_served_within_a_priority():
+    late, early, urgent = make_sequence(2, 5), make_sequence(1, 9), make_sequence(3, 7, priority=1)
+    assert drain(queue_of(late, early, urgent), Order.ARRIVAL) == [urgent, early, late]
+
+
+def test_the_shortest_within_a_priority():
+    long, short = make_sequence(1, 9), make_sequence(2, 5)
+    urgent = make_sequence(3, 7, priority=1)
+    assert drain(queue_of(long, short, urgent), Order.SHORTEST) == [urgent, short, long]
+
+
+def test_a_sequence_that_comes_back_takes_its_old_place():
+    queue = queue_of(make_sequence(1, 5), make_sequence(2, 5))
+    preempted = make_sequence(0, 5)
+    queue.push(preempted)
+    assert queue.first(Order.ARRIVAL) is preempted
+
+
+def test_the_oldest_is_next_after_it_has_been_passed_over_often_enough():
+    oldest = make_sequence(0, 50, priority=-1)
+    queue = queue_of(oldest)
+    for arrival in range(1, MAX_PASSES + 1):
+        queue.push(make_sequence(arrival, 2))
+        assert queue.first(Order.ARRIVAL) is not oldest
+        queue.admit(queue.first(Order.ARRIVAL))
+    queue.push(make_sequence(99, 2))
+    assert queue.first(Order.ARRIVAL) is queue.first(Order.SHORTEST) is oldest
+    queue.admit(oldest)
+    assert queue.first(Order.ARRIVAL) is not oldest
+
+
+def test_passes_are_counted_anew_for_the_next_oldest():
+    first, second = make_sequence(0, 50, priority=-1), make_sequence(1, 50, priority=-1)
+    queue = queue_of(first, second)
+    for arrival in range(2, MAX_PASSES + 1):
+        queue.push(make_sequence(arrival, 2))
+        queue.admit(queue.first(Order.ARRIVAL))
+    queue.remove(first)
+    queue.push(make_sequence(98, 2))
+    queue.push(make_sequence(99, 2))
+    queue.admit(queue.first(Order.ARRIVAL))
+    assert queue.first(Order.ARRIVAL) is not second
+
+
+def test_it_counts_requests_and_tokens():
+    one, two = make_sequence(1, 9), make_sequence(2, 5)
+    queue = queue_of(one, two)
+    assert (len(queue), queue.num_tokens) == (2, 14)
+    queue.remove(one)
+    assert (len(queue), queue.num_tokens) == (1, 5)
+    assert queue.sequences() == [two]
+
+
+def test_a_full_queue_refuses_by_requests_and_by_tokens():
+    queue = WaitingQueue(2, 10)
+    queue.push(make_sequence(0, 8))
+    queue.check_room(2)
+    with pytest.raises(RequestError, match="8 tokens are waiting already") as by_tokens:
+        queue.check_room(3)
+    assert by_tokens.value.code is ErrorCode.OVERLOADED
+    queue.push(make_sequence(1, 1))
+    with pytest.raises(RequestError, match="2 sequences are waiting already") as by_requests:
+        queue.check_room(1)
+    assert by_requests.value.code is ErrorCode.OVERLOADED
+
+
+def test_an_empty_queue_takes_any_prompt():
+    WaitingQueue(2, 10).check_room(1000)
+
+
+def test_what_does_not_wait_cannot_be_taken_out():
+    with pytest.raises(AssertionError, match="does not wait"):
+        queue_of(make_sequence(0, 5)).remove(make_sequence(0, 6))
