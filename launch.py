@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frontend.config import FrontendConfig
-
 from protocol.child import Child, read_available
 from protocol.errors import ConfigError, EngineError, ModelFileError
 from protocol.flags import parse_flags, to_flags
@@ -160,6 +159,9 @@ class LaunchConfig:
     log_level: str = dataclasses.field(
         default="info", metadata=flag("least level logged", "debug", "info", "warning", "error")
     )
+    lifeline_fd: int = dataclasses.field(
+        default=-1, metadata=flag("inherited pipe whose end is a SIGTERM; a parent program sets it")
+    )
 
     def __post_init__(self) -> None:
         at_least = {
@@ -179,6 +181,8 @@ class LaunchConfig:
                 raise ConfigError(f"{name} is {value}; it must be at least {least}.")
         if self.max_in_flight not in (1, 2):
             raise ConfigError(f"--max-in-flight is {self.max_in_flight}; it must be 1 or 2.")
+        if self.lifeline_fd >= 0 and not is_open(self.lifeline_fd):
+            raise ConfigError(f"--lifeline-fd is {self.lifeline_fd}, which is no open file.")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535.")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -186,6 +190,15 @@ class LaunchConfig:
                 f"--gpu-memory-utilization is {self.gpu_memory_utilization}; "
                 "it must be above 0 and at most 1."
             )
+
+
+def is_open(descriptor: int) -> bool:
+    """Return whether this process has inherited a file descriptor."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def main(argv: Sequence[str]) -> int:
@@ -563,6 +576,13 @@ class Supervisor:
             child.read_to_end()
             child.close()
 
+    def _read_lifeline(self) -> bool:
+        """Take the end of the program that started this launcher for a signal; False at its end."""
+        if os.read(self._config.lifeline_fd, 1):
+            return True
+        self._signals += 1
+        return False
+
     @contextlib.contextmanager
     def _catch_signals(self) -> Iterator[None]:
         """Count stop signals, and let each wake the selector."""
@@ -577,6 +597,10 @@ class Supervisor:
         before = {number: signal.signal(number, count) for number in numbers}
         old_wakeup = signal.set_wakeup_fd(write)
         self._selector.register(read, selectors.EVENT_READ, lambda: bool(read_available(read)))
+        if self._config.lifeline_fd >= 0:
+            self._selector.register(
+                self._config.lifeline_fd, selectors.EVENT_READ, self._read_lifeline
+            )
         try:
             yield
         finally:

@@ -11,6 +11,8 @@ The planner looks at what is planned, never at results: it runs ahead of them.
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from protocol.columns import pack_int32
 from protocol.messages import StepPlan
 from scheduler.planned_step import Chunk, Draft, PlannedStep
@@ -43,7 +45,7 @@ class Planner:
         self._table = running.table
         self._queue = queue
         self._counters = counters
-        # The list that the ranks have, or None where the next plan has to send it whole.
+        # The list that the ranks have. Every change makes a new one, a last chunk's included.
         self._sent_decodes: Rows | None = None
 
     def plan(self, step_id: int) -> Planned | None:
@@ -110,13 +112,13 @@ class Planner:
         last_slots = [chunk.slot for chunk in chunks if chunk.last]
         sampled = decodes
         if last_slots:
-            sampled = self._table.rows([*decodes.slots.tolist(), *last_slots])
+            sampled = self._table.rows(np.append(decodes.slots, last_slots))
         counts = decodes.ones + pack_int32(int(chunk.last) for chunk in chunks)
         return PlannedStep(step_id, decodes, chunks, sampled, counts, self._table.changes)
 
     def _compose(self, draft: Draft, step: PlannedStep) -> StepPlan:
         leaves = self._running.take_leaves()
-        # Ranks never edit their list: it is sent whole whenever anything about it has changed.
+        # Ranks never edit their list: it is sent whole whenever somebody has come or gone.
         is_known = step.decodes is self._sent_decodes and not leaves and len(step.decodes) > 0
         new_blocks = ((slot, *grown) for slot, grown in draft.new_blocks.items())
         chunks = ((each.slot, each.start, each.count, int(each.last)) for each in step.chunks)
@@ -125,7 +127,7 @@ class Planner:
             leaves=pack_int32(leaves),
             joins=draft.joins,
             new_blocks=pack_int32(chain.from_iterable(new_blocks)),
-            decode=None if is_known else step.decodes.column,
+            decode=None if is_known else step.decodes.column(),
             chunks=pack_int32(chain.from_iterable(chunks)),
         )
 
@@ -139,4 +141,3 @@ class Planner:
             chunk.sequence.note(f"chunk[{chunk.start}:{chunk.end}]", step.step_id)
             if chunk.last:
                 self._running.prefilled(chunk.sequence, step.step_id)
-                self._sent_decodes = None

@@ -1,0 +1,77 @@
+"""One request's output while it is made, for an asyncio reader."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from frontend.client.async_link import AsyncLink
+from frontend.client.requests import Prompt
+from frontend.client.results import Delta, Ended, Generation, GenerationBuilder
+from protocol.messages import Generate
+
+
+class AsyncStream:
+    """Yields the deltas of one request; leaving it early, however that comes, aborts the request.
+
+        async for delta in client.stream("Once upon a time"):
+            print(delta.text, end="")
+
+    Raises RequestError if the request is refused or fails, EngineTimeoutError if no delta comes
+    for timeout_s seconds, EngineGoneError if the engine ends.
+    """
+
+    def __init__(
+        self, link: AsyncLink, prompt: Prompt, request: Generate, *, timeout_s: float
+    ) -> None:
+        """Sends the request; use `AsyncClient.stream`."""
+        self._has_ended = True
+        self._link = link
+        self._timeout_s = timeout_s
+        self._events: asyncio.Queue[Delta | Ended] = asyncio.Queue()
+        self._builder = GenerationBuilder(0, prompt, request.params.n)
+        self.request_id = link.session.submit(request, self._events.put_nowait)
+        self._has_ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._has_ended:
+            raise StopAsyncIteration
+        try:
+            event = await self._link.next_event(self._events, self._timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(event, Delta):
+            self._builder.add(event)
+            return event
+        self._has_ended = True
+        if event.error is not None:
+            raise event.error
+        raise StopAsyncIteration
+
+    def result(self) -> Generation:
+        """Return what has come so far, put together; all of it once the stream has ended."""
+        return self._builder.build()
+
+    def close(self) -> None:
+        """Abort the request if it has not ended. Does not wait and never raises."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._link.leave(self.request_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A loop that is left by `break` or an exception drops its stream without closing it.
+        self.close()

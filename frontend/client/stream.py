@@ -1,0 +1,79 @@
+"""One request's output while it is made, for a blocking reader."""
+
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from frontend.client.link import Link
+from frontend.client.requests import Prompt
+from frontend.client.results import Delta, Ended, Generation, GenerationBuilder
+from protocol.messages import Generate
+
+
+class Stream:
+    """Yields the deltas of one request; leaving it early, however that comes, aborts the request.
+
+        for delta in client.stream("Once upon a time"):
+            print(delta.text, end="")
+
+    Raises RequestError if the request is refused or fails, EngineTimeoutError if no delta comes
+    for timeout_s seconds, EngineGoneError if the engine ends.
+    """
+
+    def __init__(self, link: Link, prompt: Prompt, request: Generate, *, timeout_s: float) -> None:
+        """Sends the request; use `Client.stream`."""
+        self._link = link
+        self._timeout_s = timeout_s
+        self._events: deque[Delta | Ended] = deque()
+        self._builder = GenerationBuilder(0, prompt, request.params.n)
+        self._has_ended = True
+        with link.session() as session:
+            self.request_id = session.submit(request, self._events.append)
+        self._has_ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        if self._has_ended:
+            raise StopIteration
+        with self._link.reserved():
+            try:
+                if not self._events:
+                    self._link.wait(lambda: bool(self._events), self._timeout_s)
+            except BaseException:
+                self.close()
+                raise
+            event = self._events.popleft()
+        if isinstance(event, Delta):
+            self._builder.add(event)
+            return event
+        self._has_ended = True
+        if event.error is not None:
+            raise event.error
+        raise StopIteration
+
+    def result(self) -> Generation:
+        """Return what has come so far, put together; all of it once the stream has ended."""
+        return self._builder.build()
+
+    def close(self) -> None:
+        """Abort the request if it has not ended. Does not wait and never raises."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._link.leave(self.request_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A loop that is left by `break` or an exception drops its stream without closing it.
+        self.close()
