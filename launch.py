@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frontend.config import FrontendConfig
-
 from protocol.child import Child, read_available
 from protocol.errors import ConfigError, EngineError, ModelFileError
 from protocol.flags import parse_flags, to_flags
