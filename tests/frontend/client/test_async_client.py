@@ -158,8 +158,9 @@ def test_closing_aborts_what_runs_and_ends_the_client(endpoint):
         await client.close()
         (result,) = await generating
         assert result.finish_reason is FinishReason.ABORT
-        with pytest.raises(ClientUseError, match="This client is closed"):
-            await client.status()
+        for call in (client.status, client.abort):
+            with pytest.raises(ClientUseError, match="This client is closed"):
+                await call()
         with pytest.raises(ClientUseError, match="has been connected before"):
             await client.connect()
 

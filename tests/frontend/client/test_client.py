@@ -221,7 +221,8 @@ def test_closing_aborts_what_runs_and_ends_the_client(endpoint):
     endpoint.take(Generate)
     endpoint.take(Abort)
     assert [delta.finish_reason for delta in stream] == [FinishReason.ABORT]
-    for call in (client.status, lambda: client.generate("x"), lambda: client.stream("x")):
+    generate, stream = (lambda: client.generate("x")), (lambda: client.stream("x"))
+    for call in (client.status, client.abort, generate, stream):
         with pytest.raises(ClientUseError, match="This client is closed"):
             call()
 
