@@ -14,6 +14,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -106,8 +107,8 @@ def run_process(name: str, config: ProcessConfig, run: Callable[[Lifeline], None
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     lifeline = Lifeline(config)
-    if lifeline.fileno() is not None:
-        _tie_to_parent()
+    if config.lifeline_fd >= 0:
+        _tie_to_parent(config.lifeline_fd)
     try:
         run(lifeline)
     except LauncherGoneError:
@@ -130,11 +131,12 @@ def _end(lifeline: Lifeline, exit_code: int, sentence: str) -> int:
     return exit_code
 
 
-def _tie_to_parent() -> None:
+def _tie_to_parent(lifeline_fd: int) -> None:
     """Leave Ctrl-C to the launcher, and die with it even while stuck in a library call."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    # The signal is only sent from now on: the launcher may have ended before. It never writes, so
+    # a lifeline with something to read is one that has ended.
+    if select.select([lifeline_fd], [], [], 0)[0]:
         raise SystemExit(EXIT_STOPPED)

@@ -43,7 +43,7 @@ class Planner:
         self._table = running.table
         self._queue = queue
         self._counters = counters
-        # The list that the ranks have, or None where the next plan has to send it whole.
+        # The list that the ranks have. Every change makes a new one, a last chunk's included.
         self._sent_decodes: Rows | None = None
 
     def plan(self, step_id: int) -> Planned | None:
@@ -116,7 +116,7 @@ class Planner:
 
     def _compose(self, draft: Draft, step: PlannedStep) -> StepPlan:
         leaves = self._running.take_leaves()
-        # Ranks never edit their list: it is sent whole whenever anything about it has changed.
+        # Ranks never edit their list: it is sent whole whenever somebody has come or gone.
         is_known = step.decodes is self._sent_decodes and not leaves and len(step.decodes) > 0
         new_blocks = ((slot, *grown) for slot, grown in draft.new_blocks.items())
         chunks = ((each.slot, each.start, each.count, int(each.last)) for each in step.chunks)
@@ -139,4 +139,3 @@ class Planner:
             chunk.sequence.note(f"chunk[{chunk.start}:{chunk.end}]", step.step_id)
             if chunk.last:
                 self._running.prefilled(chunk.sequence, step.step_id)
-                self._sent_decodes = None

@@ -125,13 +125,10 @@ class Running:
     # On
 
     def prefilled(self, sequence: Sequence, step_id: int) -> None:
-        """Note that the last known token is planned: from the next plan on it decodes."""
+        """Note that the last known token is planned: from now on it decodes, if it may."""
         slot = sequence.slot
         assert slot is not None, f"prefilled without a slot: {sequence.tell()}"
         del self.prefilling[sequence]
-        if len(sequence.tokens) + 1 >= sequence.max_tokens:
-            self._drain(sequence, step_id)
-            return
         sequence.become(SequenceStatus.DECODING, step_id)
         self._set_plan_event(sequence, slot)
         self._decoding[slot] = sequence
@@ -154,7 +151,8 @@ class Running:
             sequence = rows.sequences[pick]
             if self.table.length[rows.slots[pick]] + 1 >= sequence.max_tokens:
                 self._stop_decoding(sequence)
-                self._drain(sequence, step_id)
+                sequence.become(SequenceStatus.DRAINING, step_id)
+                self._draining[sequence] = None
             else:
                 growing.append(sequence)
         # First in rank first: whoever is preempted below has then had nothing in vain.
@@ -217,8 +215,7 @@ class Running:
         draft.new_blocks.pop(sequence.slot, None)
         sequence.become(SequenceStatus.PREEMPTED, step_id)
         self.leave(sequence)
-        sequence.num_planned = sequence.num_computed = 0
-        sequence.num_registered = 0
+        sequence.num_planned = 0
         sequence.protected_until = len(sequence.tokens) + PROGRESS_TOKENS
         draft.preempted.append(sequence)
         self._under_pressure = True
@@ -256,10 +253,6 @@ class Running:
         freed = self.blocks.release(sequence.block_table)
         sequence.block_table = []
         return freed
-
-    def _drain(self, sequence: Sequence, step_id: int) -> None:
-        sequence.become(SequenceStatus.DRAINING, step_id)
-        self._draining[sequence] = None
 
     def _stop_decoding(self, sequence: Sequence) -> None:
         if sequence.slot is not None and self._decoding.pop(sequence.slot, None) is not None:

@@ -97,6 +97,13 @@ class Scheduler:
         """Sequences that have a slot."""
         return self._table.num_running
 
+    def running_sequences(self) -> list[Sequence]:
+        """Return the sequences that have a slot, their tokens up to date."""
+        running = self._table.running()
+        for sequence in running:
+            self._table.sync(sequence)
+        return running
+
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence holds."""
@@ -235,12 +242,8 @@ class Scheduler:
 
     def audit(self) -> list[str]:
         """Return one sentence for everything that does not fit together."""
-        for sequence in self._table.running():
-            self._table.sync(sequence)
-        problems = self.block_manager.audit(
-            self._hasher, [_holding(s) for s in self._table.running()]
-        )
-        waiting, running = self._queue.sequences(), self._table.running()
+        waiting, running = self._queue.sequences(), self.running_sequences()
+        problems = self.block_manager.audit(self._hasher, [_holding(each) for each in running])
         if {*waiting, *running} != set(self._roster.sequences()):
             problems.append("the live sequences are not those that wait or run")
         problems += [f"waits and runs: {each.tell()}" for each in waiting if each.is_running]

@@ -1,9 +1,9 @@
 """One sequence: its tokens, its blocks, and where it is in its life.
 
     WAITING ──► PREFILLING ──► DECODING ──► DRAINING ──► FINISHED
-                 ▲   │  │          │                        ▲
-                 │   │  └──────────┼────► DRAINING          │ from every state
-    PREEMPTED ◄──┴───┴─────────────┘
+                 ▲      │          │                        ▲
+                 │      ▼          │                        └── from every status
+                PREEMPTED ◄────────┘
 
 A sequence knows nothing of other sequences, plans or slots' columns. Only `Scheduler` changes it.
 """
@@ -40,12 +40,7 @@ class SequenceStatus(enum.Enum):
 TRANSITIONS: dict[SequenceStatus, frozenset[SequenceStatus]] = {
     SequenceStatus.WAITING: frozenset({SequenceStatus.PREFILLING, SequenceStatus.FINISHED}),
     SequenceStatus.PREFILLING: frozenset(
-        {
-            SequenceStatus.DECODING,
-            SequenceStatus.DRAINING,
-            SequenceStatus.PREEMPTED,
-            SequenceStatus.FINISHED,
-        }
+        {SequenceStatus.DECODING, SequenceStatus.PREEMPTED, SequenceStatus.FINISHED}
     ),
     SequenceStatus.DECODING: frozenset(
         {SequenceStatus.DRAINING, SequenceStatus.PREEMPTED, SequenceStatus.FINISHED}

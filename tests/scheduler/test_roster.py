@@ -55,6 +55,15 @@ def test_a_finished_sequence_is_told_from_an_unknown_one():
     assert roster.past_state(b"other", 5, 3) is AbortState.UNKNOWN
 
 
+def test_every_finished_sample_of_a_request_is_remembered():
+    samples = [make_sequence(sample, 3, request_id=5, sample=sample) for sample in range(3)]
+    roster = roster_of(*samples)
+    end(roster, samples[0])
+    end(roster, samples[2])
+    states = [roster.past_state(b"frontend", 5, sample) for sample in range(3)]
+    assert states == [AbortState.FINISHED, AbortState.UNKNOWN, AbortState.FINISHED]
+
+
 def test_the_memory_of_finished_requests_is_bounded():
     roster = Roster(remembered=2)
     for request_id in range(3):

@@ -70,16 +70,16 @@ def test_rule_1_a_leave_outside_the_list_sends_it_whole_too():
 
 
 def test_rule_1_the_list_is_sent_whole_after_a_last_chunk():
-    simulation = simulate(max_in_flight=1)
+    simulation = simulate(max_in_flight=2)
     simulation.add(add_message(0, PROMPT, max_tokens=20))
     for _ in range(2):
         simulation.plan()
         simulation.answer()
-    # One token is all that this one may have, so the list does not change by it.
+    # One token is all that this one may have, so neither list nor slots change after it.
     simulation.add(add_message(1, [7], max_tokens=1))
-    assert decode_of(simulation.plan()) is None
-    simulation.answer()
-    assert decode_of(simulation.plan()) == [0]
+    with_last_chunk, next_plan = simulation.plan(), simulation.plan()
+    assert decode_of(with_last_chunk) is None
+    assert (decode_of(next_plan), next_plan.leaves) == ([0], b"")
 
 
 def test_rule_1_a_plan_without_rows_is_not_sent_and_its_leaves_wait():

@@ -1,7 +1,8 @@
 import pytest
 
-from protocol.columns import unpack_int32, unpack_rows
+from protocol.columns import unpack_int32
 from protocol.messages import FinishReason
+from scheduler.policy import PROGRESS_TOKENS
 from tests.scheduler.simulation import add_message, simulate
 
 
@@ -96,19 +97,41 @@ def test_the_blocks_of_a_preempted_sequence_are_found_again_if_nobody_needed_the
 
 
 def test_a_drained_sequence_lends_its_blocks_instead_of_another_being_preempted():
-    # Sequence 0 needs a block just when the last token of sequence 1 is on its way.
-    simulation = simulate(num_blocks=4, block_size=2, slots=2, max_in_flight=2, prefix_key=None)
-    simulation.add(add_message(0, prompt(0, 3), max_tokens=5))
-    simulation.add(add_message(1, prompt(1, 1), max_tokens=2))
-    plans = [simulation.plan(), simulation.plan()]
-    assert simulation.answer()
-    assert unpack_int32(plans[1].decode) == [0, 1]
-    plans.append(simulation.plan())
-    assert unpack_int32(plans[2].decode) == [0]
-    assert len(unpack_rows(plans[2].new_blocks, 3)) == 1
-    simulation.run()
+    simulation = simulate(num_blocks=8, block_size=2, slots=2, max_in_flight=2)
+    simulation.add(add_message(0, prompt(0, 2), max_tokens=7))
+    simulation.add(add_message(1, prompt(1, 5), max_tokens=5))
+    lenders = set()
+    while simulation.scheduler.num_live:
+        while simulation.plan() is not None:
+            running = simulation.scheduler.running_sequences()
+            lenders |= {each.key.request_id for each in running if not each.block_table}
+        simulation.answer()
+    assert lenders == {1}
     assert simulation.scheduler.counters.preemptions == 0
+    # What it had computed until then is in the cache as far as nobody needed the blocks.
+    longer = prompt(1, 5) + simulation.received(1).tokens + [1]
+    simulation.add(add_message(2, longer, max_tokens=1))
+    simulation.run()
+    assert simulation.received(2).cached_tokens == 8
     simulation.check_outputs()
+
+
+def test_a_resumed_sequence_is_protected_until_it_has_progressed():
+    simulation = simulate(num_blocks=6, block_size=2, slots=2, prefix_key=None)
+    simulation.add(add_message(0, [1, 2], max_tokens=8))
+    simulation.add(add_message(1, [3, 4], max_tokens=8))
+    simulation.plan()
+    while not simulation.scheduler.waiting_requests:
+        simulation.answer()
+        simulation.plan()
+    known = simulation.scheduler.waiting_tokens
+    while simulation.scheduler.waiting_requests:
+        simulation.answer()
+        simulation.plan()
+    (resumed,) = (
+        each for each in simulation.scheduler.running_sequences() if each.key.request_id == 1
+    )
+    assert resumed.protected_until == known + PROGRESS_TOKENS
 
 
 @pytest.mark.parametrize("prefix_key", [None, b"key"])

@@ -1,13 +1,16 @@
-"""A scheduler that makes legal plans at random, and knows by the oracle what must come of them."""
+"""A scheduler that makes legal plans at random, and knows by an oracle what must come of them."""
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from protocol.messages import EngineFacts, Join, SamplingParams, StepPlan
 from tests.worker.plan_builder import make_join, make_plan
-from worker.checksum import checksum_token
+
+Oracle: TypeAlias = Callable[[list[int], SamplingParams], int]
+"""The token that follows a context."""
 
 
 @dataclass(eq=False)
@@ -43,6 +46,7 @@ class RandomPlans:
 
     random: random.Random
     facts: EngineFacts
+    oracle: Oracle
     generations: list[int] = field(default_factory=list)
     holders: Counter[int] = field(default_factory=Counter)
     live: dict[int, Life] = field(default_factory=dict)
@@ -100,12 +104,7 @@ class RandomPlans:
         return Expected(plan, tokens, [1] * len(decode) + [chunk[3] for chunk in chunks])
 
     def foretell(self, life: Life) -> int:
-        token = checksum_token(
-            life.tokens[: life.length],
-            life.params.seed,
-            life.params.temperature,
-            self.facts.vocab_size,
-        )
+        token = self.oracle(life.tokens[: life.length], life.params)
         life.tokens.append(token)
         return token
 

@@ -21,8 +21,12 @@ def following(token_ids: list[int], count: int, params: SamplingParams = GREEDY)
     """Return the `count` tokens that follow, by the oracle."""
     context = list(token_ids)
     for _ in range(count):
-        context.append(checksum_token(context, params.seed, params.temperature, WIDE))
+        context.append(oracle(context, params))
     return context[len(token_ids) :]
+
+
+def oracle(context: list[int], params: SamplingParams) -> int:
+    return checksum_token(context, params.seed, params.temperature, WIDE)
 
 
 def run(runner: StepRunner, *plans: StepPlan) -> list[list[int]]:
@@ -245,7 +249,7 @@ def test_every_token_of_random_plans_is_the_oracles() -> None:
     nil_lists = copies = 0
     for seed in range(20):
         runner = ChecksumRunner(FACTS)
-        for expected in RandomPlans(random.Random(seed), FACTS).plans(60):
+        for expected in RandomPlans(random.Random(seed), FACTS, oracle).plans(60):
             output = runner.execute(expected.plan)
             assert output.tokens.tolist() == expected.tokens, f"seed {seed}"
             assert output.counts.tolist() == expected.counts, f"seed {seed}"
