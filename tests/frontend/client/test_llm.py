@@ -13,7 +13,7 @@ from protocol.errors import ConfigError
 from protocol.flags import parse_flags
 
 NOT_OFFERED = {"host", "port", "listen", "run_dir", "print_commands", "plan", "lifeline_fd"}
-OTHER_DEFAULTS = {"policy": "throughput", "log_level": "warning"}
+OTHER_DEFAULTS = {"policy": "throughput", "log_level": "warning", "drain_timeout_s": 0.0}
 OWN = {"self", "start_timeout_s"}
 
 FIELDS = {
@@ -58,7 +58,7 @@ def test_each_flag_with_choices_has_them_as_its_type():
 
 
 def test_the_defaults_are_the_launchers_but_for_a_free_port(launched):
-    assert launched() == LaunchConfig(port=0, policy="throughput", log_level="warning")
+    assert launched() == LaunchConfig(port=0, **OTHER_DEFAULTS)
 
 
 def test_every_argument_reaches_the_launcher(launched):
