@@ -348,3 +348,22 @@ def test_an_engine_does_not_outlive_the_program_that_started_it(number):
         program.kill()
         program.wait()
         program.stdout.close()
+
+
+# ------------------------------------------------------------------------------
+# Examples
+
+
+@pytest.mark.parametrize("name", ["client", "async_client"])
+def test_an_example_runs(fake_engine, name):
+    done = subprocess.run(
+        [sys.executable, "-m", f"examples.{name}", fake_engine.client],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    said = "temperature of params is 9: expected" if name == "client" else "Why is snow white?"
+    assert said in done.stdout
+    assert done.stderr == ""
