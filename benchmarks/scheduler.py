@@ -16,7 +16,9 @@ from collections import deque
 
 import msgspec
 
+from benchmarks.environment import commit, cpu_name, today
 from protocol.columns import pack_int32
+from protocol.connection import Codec, Outgoing
 from protocol.messages import (
     AddSequence,
     EngineFacts,
@@ -57,8 +59,10 @@ def main() -> None:
                 "step_us": round(statistics.median(timings) * 1e6, 1),
                 "step_us_mean": round(statistics.fmean(timings) * 1e6, 1),
                 "step_us_p99": round(statistics.quantiles(timings, n=100)[98] * 1e6, 1),
-                "machine": platform.machine(),
                 "python": platform.python_version(),
+                "device": cpu_name(),
+                "commit": commit(),
+                "date": today(),
             }
         )
     )
@@ -94,29 +98,29 @@ def measure(
         params = SamplingParams(seed=0, max_tokens=output_tokens, stop_token_ids=[VOCAB_SIZE - 1])
         message = AddSequence(request_id=number, sample=0, prompt_ids=prompt, params=params)
         scheduler.add(b"frontend-%d" % (number % frontends), message)
-    encode = msgspec.msgpack.Encoder().encode
-    decoder = msgspec.msgpack.Decoder(WorkerToScheduler)
+    to_ranks, to_frontend = Outgoing(epoch=1), Outgoing(epoch=1)
+    codec: Codec[WorkerToScheduler] = Codec(WorkerToScheduler)
     ranks = EchoRanks(generator)
     frames: deque[bytes] = deque()
     timings: list[float] = []
     while len(timings) < steps:
         while (plan := scheduler.schedule()) is not None:
-            frames.append(encode(ranks.answer(plan)))
+            frames.append(msgspec.msgpack.encode(ranks.answer(plan)))
         if ranks.num_decoding < sequences:
-            result = decoder.decode(frames.popleft())
+            result = codec.decode(frames.popleft())
             assert isinstance(result, StepResult)
             scheduler.commit(result)
             continue
         start = time.perf_counter()
-        result = decoder.decode(frames.popleft())
+        result = codec.decode(frames.popleft())
         assert isinstance(result, StepResult)
         for addressed in scheduler.commit(result):
-            encode(addressed.deltas)
+            to_frontend.frame(addressed.deltas)
         plan = scheduler.schedule()
         assert plan is not None
-        encode(plan)
+        to_ranks.frame(plan)
         timings.append(time.perf_counter() - start)
-        frames.append(encode(ranks.answer(plan)))
+        frames.append(msgspec.msgpack.encode(ranks.answer(plan)))
     return timings
 
 

@@ -16,6 +16,8 @@ def main(dtype: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=getattr(torch, dtype)
     ).eval()
+    # No token ends an answer, and none is forbidden, as a minimum length would forbid the end.
+    model.generation_config.eos_token_id = None
     for line in sys.stdin:
         answer = generate(model, json.loads(line))
         print(json.dumps(answer), flush=True)
@@ -35,7 +37,6 @@ def generate(model: GenerationMixin, requests: list[tuple[list[int], int]]) -> l
         input_ids=ids,
         attention_mask=mask,
         do_sample=False,
-        min_new_tokens=longest,
         max_new_tokens=longest,
         pad_token_id=0,
     )

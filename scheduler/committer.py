@@ -55,8 +55,9 @@ class Committer:
     def _endings(self, step: PlannedStep, failures: list[Failure]) -> list[Ending]:
         endings: list[Ending] = []
         for failure in failures:
-            sequence, slot, generation = step.sequence_of_row(failure.row)
+            slot, generation = step.use_of_row(failure.row)
             if self._table.holds(slot, generation):
+                sequence = self._table.sequence(slot)
                 self._table.sync(sequence)
                 endings.append(Ending(sequence, failure.code))
         return endings
@@ -75,7 +76,7 @@ class Committer:
             wanted &= ~np.isin(step.sampled_rows(), [failure.row for failure in failures])
             picks = np.flatnonzero(wanted)
             self._counters.dropped_tokens += len(rows) - len(picks)
-            rows, tokens = self._table.select(rows, picks), tokens[picks]
+            rows, tokens = self._table.rows(rows.slots[picks]), tokens[picks]
             plan_rows = step.sampled_rows()[picks]
         if not rows:
             return Committed([], [])
@@ -86,7 +87,7 @@ class Committer:
         self._table.output_index[rows.slots] = index
         reasons = self._settle(rows, index, tokens)
         deltas: list[Addressed] = []
-        for audience in rows.audiences:
+        for audience in self._table.audiences(rows):
             scored = None
             if logprobs is not None:
                 all_rows = step.sampled_rows() if plan_rows is None else plan_rows
@@ -95,7 +96,8 @@ class Committer:
             deltas.append(step_deltas(audience, first_index, tokens, reasons, scored))
         if reasons is None:
             return Committed(deltas, [])
-        return Committed(deltas, [rows.sequences[pick] for pick in np.flatnonzero(reasons)])
+        ended = rows.slots[np.flatnonzero(reasons)].tolist()
+        return Committed(deltas, [self._table.sequence(slot) for slot in ended])
 
     def _settle(
         self, rows: Rows, index: NDArray[np.int32], tokens: NDArray[np.int32]
@@ -107,7 +109,7 @@ class Committer:
         )
         reasons: NDArray[np.int32] | None = None
         for pick in due.tolist():
-            sequence = rows.sequences[pick]
+            sequence = table.sequence(int(rows.slots[pick]))
             table.sync(sequence)
             reason = sequence.natural_end()
             if reason is None:

@@ -27,6 +27,9 @@ from protocol.messages import (
 
 log = logging.getLogger(__name__)
 
+MAX_TOLD = 1024
+"""Strangers remembered as told; beyond it all may be told once more."""
+
 PING_INTERVAL_S = 0.1
 """Shortest time between two Pings to a frontend."""
 
@@ -51,6 +54,8 @@ class Frontends:
         self._hello = hello
         self._codec: Codec[FrontendToScheduler] = Codec(FrontendToScheduler)
         self._connections: dict[bytes, Connection[FrontendToScheduler]] = {}
+        # Who has been told to say Hello; until they do, what they say is ignored.
+        self._told: set[bytes] = set()
         self._events: list[tuple[bytes, Event]] = []
         self._last_ping = (0.0, 0, 0)
         self._has_news = False
@@ -108,6 +113,7 @@ class Frontends:
         if source in self._connections:
             # Its numbering starts anew, so nothing of the old connection can be continued.
             self._leave(source, "says Hello again")
+        self._told.discard(source)
         connection = self._new_connection(source)
         connection.peer = hello
         self._connections[source] = connection
@@ -116,9 +122,14 @@ class Frontends:
         log.info("met frontend=%s", source.hex())
 
     def _refuse(self, source: bytes, connection: Connection[FrontendToScheduler], why: str) -> None:
-        log.warning("refused a message of frontend=%s: %s", source.hex(), why)
         self._leave(source, "breaks the protocol")
-        # It may speak an older version: our Hello tells it which one we speak.
+        if source in self._told:
+            return
+        log.warning("refused a message of frontend=%s: %s", source.hex(), why)
+        if len(self._told) >= MAX_TOLD:
+            self._told.clear()
+        self._told.add(source)
+        # The Hello first: it says which version we speak and which epoch the Reset is of.
         connection.hello(self._hello)
         connection.send(Reset())
 

@@ -79,14 +79,13 @@ class PlannedStep:
         """Return which of the plan's rows sample a token."""
         return np.flatnonzero(np.frombuffer(self.counts, np.int32))
 
-    def sequence_of_row(self, row: int) -> tuple[Sequence, int, int]:
-        """Return sequence, slot and generation of one of the plan's rows."""
+    def use_of_row(self, row: int) -> tuple[int, int]:
+        """Return the slot of one of the plan's rows and its generation then."""
         num_decodes = len(self.decodes)
         if row < num_decodes:
-            decodes = self.decodes
-            return decodes.sequences[row], int(decodes.slots[row]), int(decodes.generations[row])
+            return int(self.decodes.slots[row]), int(self.decodes.generations[row])
         chunk = self.chunks[row - num_decodes]
-        return chunk.sequence, chunk.slot, chunk.generation
+        return chunk.slot, chunk.generation
 
     def failures(self, result: StepResult) -> list[Failure]:
         """Return the rows that failed. Raises ProtocolError for a result of another shape."""

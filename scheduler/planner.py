@@ -11,6 +11,8 @@ The planner looks at what is planned, never at results: it runs ahead of them.
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from protocol.columns import pack_int32
 from protocol.messages import StepPlan
 from scheduler.planned_step import Chunk, Draft, PlannedStep
@@ -110,7 +112,7 @@ class Planner:
         last_slots = [chunk.slot for chunk in chunks if chunk.last]
         sampled = decodes
         if last_slots:
-            sampled = self._table.rows([*decodes.slots.tolist(), *last_slots])
+            sampled = self._table.rows(np.append(decodes.slots, last_slots))
         counts = decodes.ones + pack_int32(int(chunk.last) for chunk in chunks)
         return PlannedStep(step_id, decodes, chunks, sampled, counts, self._table.changes)
 
@@ -125,7 +127,7 @@ class Planner:
             leaves=pack_int32(leaves),
             joins=draft.joins,
             new_blocks=pack_int32(chain.from_iterable(new_blocks)),
-            decode=None if is_known else step.decodes.column,
+            decode=None if is_known else step.decodes.column(),
             chunks=pack_int32(chain.from_iterable(chunks)),
         )
 

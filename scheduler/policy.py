@@ -25,6 +25,9 @@ HEADROOM_TOKENS = 64
 """Tokens that each running sequence can grow by after an admission, in blocks of at most as many:
 of smaller blocks, one."""
 
+WORTH_WAITING_TOKENS = 256
+"""Tokens that a sequence saves, at least, by waiting until another has computed its prefix."""
+
 MAX_PASSES = 8
 """Admissions that may pass over the oldest waiting sequence before it must be the next."""
 

@@ -11,7 +11,7 @@ from protocol.columns import pack_int32
 from protocol.messages import Join
 from scheduler.block_manager import BlockManager
 from scheduler.planned_step import Draft
-from scheduler.policy import PROGRESS_TOKENS, choose_victim, headroom
+from scheduler.policy import PROGRESS_TOKENS, WORTH_WAITING_TOKENS, choose_victim, headroom
 from scheduler.sequence import Sequence, SequenceStatus
 from scheduler.slot_table import Rows, SlotTable
 
@@ -35,6 +35,8 @@ class Running:
         self.prefilling: dict[Sequence, None] = {}
         """In order of admission."""
         self._decoding: dict[int, Sequence] = {}
+        # Sequences with full blocks of known tokens that the prefix index does not know yet.
+        self._unregistered: dict[Sequence, None] = {}
         self._draining: dict[Sequence, None] = {}
         self._leaves: list[int] = []
         self._rows: Rows | None = None
@@ -51,7 +53,7 @@ class Running:
     def decode_rows(self) -> Rows:
         """Return the decode rows; the same object as long as the list is the same."""
         if self._rows is None:
-            self._rows = self.table.rows(list(self._decoding))
+            self._rows = self.table.rows(self._decoding)
         return self._rows
 
     def take_leaves(self) -> list[int]:
@@ -63,11 +65,13 @@ class Running:
     # In
 
     def admit(self, sequence: Sequence, draft: Draft, step_id: int) -> bool:
-        """Give a waiting sequence a slot and the blocks of all its tokens, if they are there."""
+        """Give a waiting sequence a slot and the blocks of all its tokens; False: not now."""
         free, running = self.blocks.num_free, self.table.num_running
         if self.table.num_free == 0 or self._is_known_too_big(sequence, free, running):
             return False
         hits = self._find_prefix(sequence)
+        if self._is_being_computed(sequence, len(hits)):
+            return False
         total = self.blocks.blocks_for(len(sequence.tokens))
         wanted = total - len(hits) + self.blocks.num_free_among(hits)
         kept_free = headroom(running, self.blocks.block_size, under_pressure=self._under_pressure)
@@ -91,6 +95,8 @@ class Running:
             self.stop_watch[token_id] += 1
         sequence.become(SequenceStatus.PREFILLING, step_id)
         self.prefilling[sequence] = None
+        if self.prefix_cache:
+            self._unregistered[sequence] = None
         draft.joins.append(
             Join(
                 slot=slot,
@@ -113,6 +119,26 @@ class Running:
         longest = (len(sequence.tokens) - 1) // self.blocks.block_size
         return self.blocks.match(
             sequence.chain.block(index, sequence.tokens) for index in range(longest)
+        )
+
+    def _is_being_computed(self, sequence: Sequence, num_hits: int) -> bool:
+        """Return whether another sequence is about to compute most of what this one would.
+
+        Then it waits for the other's blocks: the samples of one prompt, or a burst of prompts
+        behind one long system prompt, are not all to compute the same tokens side by side.
+        """
+        block_size = self.blocks.block_size
+        pending = len(sequence.tokens) - num_hits * block_size
+        worth_waiting = max(pending // 2, WORTH_WAITING_TOKENS)
+        # Equal keys of a block stand for equal prefixes up to it, so one comparison is enough.
+        number = num_hits + self.blocks.blocks_for(worth_waiting) - 1
+        if number >= (len(sequence.tokens) - 1) // block_size:
+            return False
+        return any(
+            other.num_registered <= number < len(other.tokens) // block_size
+            and other.chain.block(number, other.tokens).key
+            == sequence.chain.block(number, sequence.tokens).key
+            for other in self._unregistered
         )
 
     def _is_known_too_big(self, sequence: Sequence, free: int, running: int) -> bool:
@@ -147,9 +173,9 @@ class Running:
         if not due.size:
             return
         growing: list[Sequence] = []
-        for pick in due.tolist():
-            sequence = rows.sequences[pick]
-            if self.table.length[rows.slots[pick]] + 1 >= sequence.max_tokens:
+        for slot in rows.slots[due].tolist():
+            sequence = self._decoding[slot]
+            if self.table.length[slot] + 1 >= sequence.max_tokens:
                 self._stop_decoding(sequence)
                 sequence.become(SequenceStatus.DRAINING, step_id)
                 self._draining[sequence] = None
@@ -190,6 +216,8 @@ class Running:
             content = sequence.chain.block(number, sequence.tokens)
             self.blocks.register(sequence.block_table[number], content)
             sequence.num_registered = number + 1
+        if sequence.num_computed >= len(sequence.tokens) - 1:
+            self._unregistered.pop(sequence, None)
 
     # ------------------------------------------------------------------------------
     # Out
@@ -197,6 +225,7 @@ class Running:
     def leave(self, sequence: Sequence) -> int:
         """Take slot and blocks from a sequence; return how many blocks nobody holds now."""
         self.prefilling.pop(sequence, None)
+        self._unregistered.pop(sequence, None)
         self._draining.pop(sequence, None)
         self._stop_decoding(sequence)
         self._leaves.append(self.table.give_back(sequence))

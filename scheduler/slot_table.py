@@ -6,7 +6,8 @@ numpy columns indexed by slot, and two of them, `plan_event` and `commit_event`,
 length or output index a row needs more than counting. Python looks at those rows only.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,24 +35,21 @@ class Audience:
     zeros: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some slots in order, with what commit needs of them gathered once.
-
-    Valid as long as no slot of it changes hands, and recognised later by its generations.
-    """
+    """Some slots in order, as they were in use when a plan named them."""
 
     slots: NDArray[np.intp]
     generations: NDArray[np.int64]
-    sequences: list[Sequence]
-    audiences: list[Audience]
-    column: bytes = field(repr=False)
-    """The slots as the column of a plan."""
-    ones: bytes = field(repr=False)
+    ones: bytes
     """A column of ones, as long."""
 
     def __len__(self) -> int:
-        return len(self.sequences)
+        return len(self.slots)
+
+    def column(self) -> bytes:
+        """Return the slots as the column of a plan."""
+        return self.slots.astype(np.int32).tobytes()
 
 
 class SlotTable:
@@ -75,6 +73,14 @@ class SlotTable:
         self._requests = np.zeros(num_slots, np.int64)
         self._samples = np.zeros(num_slots, np.int32)
         self._cached_tokens = np.zeros(num_slots, np.int32)
+        self._sources = np.zeros(num_slots, np.int32)
+        # Frontends with running sequences, by a number that a column can hold.
+        self._source_numbers: dict[bytes, int] = {}
+        self._source_names: dict[int, bytes] = {}
+        self._source_uses: dict[bytes, int] = {}
+        self._next_source = 0
+        self._ones = np.ones(num_slots, np.int32).tobytes()
+        self._heard: tuple[Rows | None, list[Audience]] = (None, [])
         self._sequences: list[Sequence | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self.changes = 0
@@ -99,6 +105,7 @@ class SlotTable:
         self._requests[slot] = sequence.key.request_id
         self._samples[slot] = sequence.key.sample
         self._cached_tokens[slot] = sequence.cached_tokens
+        self._sources[slot] = self._enter_source(sequence.key.source)
         self.output_index[slot] = sequence.num_output_tokens
         self.plan_event[slot] = NEVER
         self.expect_output(sequence)
@@ -111,6 +118,7 @@ class SlotTable:
         self.sync(sequence)
         sequence.slot = None
         self._sequences[slot] = None
+        self._leave_source(sequence.key.source)
         self.generation[slot] += 1
         self.changes += 1
         self._free.append(slot)
@@ -150,47 +158,61 @@ class SlotTable:
         """Return whether a slot is still in the use it was planned for."""
         return bool(self.generation[slot] == generation)
 
-    def rows(self, slots: list[int]) -> Rows:
-        """Gather what commit needs of some slots, all in use."""
-        sequences = [self._sequences[slot] for slot in slots]
-        known = [sequence for sequence in sequences if sequence is not None]
-        assert len(known) == len(slots), "a row without a sequence"
-        return self._gather(np.array(slots, np.intp), known)
+    def sequence(self, slot: int) -> Sequence:
+        """Return the sequence in a slot that is in use."""
+        sequence = self._sequences[slot]
+        assert sequence is not None, f"slot {slot} is free"
+        return sequence
 
-    def select(self, rows: Rows, picks: NDArray[np.intp]) -> Rows:
-        """Return some of the rows, in order."""
-        return self._gather(rows.slots[picks], [rows.sequences[pick] for pick in picks.tolist()])
+    def rows(self, slots: Iterable[int] | NDArray[np.intp]) -> Rows:
+        """Return slots that are in use now, as rows."""
+        array = slots if isinstance(slots, np.ndarray) else np.array(list(slots), np.intp)
+        return Rows(array, self.generation[array], self._ones[: 4 * len(array)])
 
-    def _gather(self, slots: NDArray[np.intp], sequences: list[Sequence]) -> Rows:
-        return Rows(
-            slots=slots,
-            generations=self.generation[slots],
-            sequences=sequences,
-            audiences=self._audiences(slots, sequences),
-            column=slots.astype(np.int32).tobytes(),
-            ones=np.ones(len(slots), np.int32).tobytes(),
-        )
+    def audiences(self, rows: Rows) -> list[Audience]:
+        """Return who hears about rows whose slots have not changed hands.
 
-    def _audiences(self, slots: NDArray[np.intp], sequences: list[Sequence]) -> list[Audience]:
-        sources = [sequence.key.source for sequence in sequences]
-        distinct = dict.fromkeys(sources)
-        if len(distinct) == 1:
-            return [self._audience(sources[0], None, slots)]
-        audiences: list[Audience] = []
-        for source in distinct:
-            picks = np.array([i for i, other in enumerate(sources) if other == source], np.intp)
-            audiences.append(self._audience(source, picks, slots[picks]))
+        Remembers its last answer: as long as nobody comes or goes, all steps have the same rows.
+        """
+        asked, audiences = self._heard
+        if asked is not rows:
+            audiences = [
+                self._audience(self._source_names[number], picks, rows)
+                for number, picks in self._split(rows)
+            ]
+            self._heard = (rows, audiences)
         return audiences
 
-    def _audience(
-        self, source: bytes, picks: NDArray[np.intp] | None, slots: NDArray[np.intp]
-    ) -> Audience:
+    def _split(self, rows: Rows) -> Iterator[tuple[int, NDArray[np.intp] | None]]:
+        """Yield each source's number and which of the rows are its own; None: all."""
+        numbers = self._sources[rows.slots]
+        distinct: list[int] = list(dict.fromkeys(numbers.tolist()))
+        for number in distinct:
+            yield number, np.flatnonzero(numbers == number) if len(distinct) > 1 else None
+
+    def _audience(self, source: bytes, picks: NDArray[np.intp] | None, rows: Rows) -> Audience:
+        slots = rows.slots if picks is None else rows.slots[picks]
         return Audience(
             source=source,
             picks=picks,
             requests=self._requests[slots].tobytes(),
             samples=self._samples[slots].tobytes(),
             cached_tokens=self._cached_tokens[slots].tobytes(),
-            ones=np.ones(len(slots), np.int32).tobytes(),
+            ones=self._ones[: 4 * len(slots)],
             zeros=bytes(4 * len(slots)),
         )
+
+    def _enter_source(self, source: bytes) -> int:
+        number = self._source_numbers.get(source)
+        if number is None:
+            number, self._next_source = self._next_source, self._next_source + 1
+            self._source_numbers[source] = number
+            self._source_names[number] = source
+        self._source_uses[source] = self._source_uses.get(source, 0) + 1
+        return number
+
+    def _leave_source(self, source: bytes) -> None:
+        self._source_uses[source] -= 1
+        if self._source_uses[source] == 0:
+            del self._source_uses[source]
+            del self._source_names[self._source_numbers.pop(source)]

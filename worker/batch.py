@@ -58,6 +58,9 @@ class ForwardBatch:
     """[num_decode] tokens each decode row attends to, itself included. On the host."""
     decode_blocks: Tensor
     """[num_decode, max blocks] int64 block tables; the pad block after a row's last."""
+    opened_blocks: Tensor
+    """[opened] int64, blocks this step begins to fill but does not fill: past what is written
+    they hold another sequence's leavings."""
     chunks: tuple[ChunkRows, ...]
     num_sampled: int
     """Rows that sample a token: decode rows, then ends of last chunks."""
@@ -113,6 +116,7 @@ class BatchBuilder:
             num_decode=num_decode,
             decode_lengths=lengths,
             decode_blocks=self._decode_blocks(slots, lengths, block_tables),
+            opened_blocks=self._opened_blocks(rows, block_tables),
             chunks=chunks,
             num_sampled=num_decode + sum(chunk.is_last for chunk in rows.chunks),
             logit_rows=self._logit_rows(num_decode, rows.chunks, chunks),
@@ -141,6 +145,18 @@ class BatchBuilder:
         held = -(-lengths // np.int32(self._block_size))
         tables[np.arange(most) >= held[:, None]] = self._pad_block
         return self._to_device(tables)
+
+    def _opened_blocks(self, rows: StepRows, block_tables: Int32Array) -> Tensor:
+        slots, positions = rows.decode_slots, rows.decode_positions
+        opens = positions % self._block_size == 0
+        decoded = block_tables[slots[opens], positions[opens] // self._block_size]
+        ends = [
+            block_tables[chunk.slot, chunk.end // self._block_size]
+            for chunk in rows.chunks
+            if chunk.end % self._block_size
+            and chunk.start <= chunk.end // self._block_size * self._block_size
+        ]
+        return self._to_device(np.concatenate((decoded, ends)).astype(np.int64))
 
     def _chunks(
         self, chunks: Sequence[Chunk], num_decode: int, block_tables: Int32Array

@@ -65,10 +65,14 @@ class KVCache:
         """The block that no sequence holds."""
         return self.num_blocks
 
+    def clear_blocks(self, blocks: Tensor) -> None:
+        """Zero blocks, [n] int64."""
+        self.data.index_fill_(3, blocks, 0)
+
     def copy_blocks(self, copies: Sequence[Sequence[int]]) -> None:
         """Copy blocks, (source, target) after (source, target), in this order."""
         for source, target in copies:
-            self.data[:, :, :, target] = self.data[:, :, :, source]
+            self.data.select(3, target).copy_(self.data.select(3, source))
 
 
 def cpu_num_blocks(block_bytes: int, *, tp: int, available_bytes: int) -> int:

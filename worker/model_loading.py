@@ -7,7 +7,8 @@ import torch
 
 from worker.gguf_file import read_gguf_header
 from worker.gguf_weights import load_gguf
-from worker.layers.linear import prepare_linears
+from worker.layers.linear import Linear
+from worker.layers.norm import RMSNorm
 from worker.model_config import ModelConfig
 from worker.model_files import is_gguf
 from worker.models import ARCHITECTURES
@@ -49,5 +50,7 @@ def load_model(
             load_safetensors(path, weights, ignored=model.ignored_weights())
         # The views of the weights must go, or they keep what preparing gives back.
         del weights
-        prepare_linears(model)
+        for module in model.modules():
+            if isinstance(module, Linear | RMSNorm):
+                module.prepare()
     return model, LoadReport(num_bytes, time.monotonic() - started)

@@ -104,7 +104,7 @@ class ModelRunner:
 
     def _sample(self, rows: StepRows, logits: Tensor) -> StepOutput:
         """Sample the step's tokens from [sampled, vocab] logits and keep them as last tokens."""
-        slots, positions = _sampled(rows)
+        slots, positions = rows.sampled_slots, rows.sampled_indices
         samples = sample(logits, self._sampling.rows(slots, positions))
         index = torch.from_numpy(slots.astype(np.int64)).to(logits.device)
         self._last_tokens.index_copy_(0, index, samples.tokens)
@@ -149,17 +149,6 @@ class ModelRunner:
             ids=ids.cpu().numpy().astype(np.int32)[is_wanted].tobytes(),
             values=values.cpu().numpy().astype(np.float32)[is_wanted].tobytes(),
         )
-
-
-def _sampled(rows: StepRows) -> tuple[Int32Array, Int32Array]:
-    """Return slot and index of each token a step samples, decode rows first."""
-    ends = [chunk for chunk in rows.chunks if chunk.is_last]
-    slots = np.array([chunk.slot for chunk in ends], dtype=np.int32)
-    positions = np.array([chunk.end for chunk in ends], dtype=np.int32)
-    return (
-        np.concatenate((rows.decode_slots, slots)),
-        np.concatenate((rows.decode_positions + np.int32(1), positions)),
-    )
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

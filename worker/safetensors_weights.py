@@ -72,7 +72,7 @@ def _weight_files(directory: Path) -> Mapping[Path, frozenset[str] | None]:
     shards: dict[str, set[str]] = {}
     for name, file_name in weight_map.items():
         # A plain name cannot lead out of the directory, whatever the file system does with dots.
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+        if not isinstance(file_name, str) or Path(file_name).name != file_name or not file_name:
             raise ModelFileError(
                 f"{index_path}: {name} is said to be in {file_name!r}; it must be the name of a "
                 "file in the same directory"

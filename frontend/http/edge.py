@@ -14,6 +14,8 @@ from frontend.http.errors import HttpError, error_body
 from frontend.http.keys import ApiKeys
 
 OPEN_PATH = b"/health"
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 << 10
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -48,6 +50,15 @@ class Edge:
             await error_response(error)(scope, receive, send_with_id)
 
     def _refuse(self, scope: Scope, headers: dict[bytes, bytes]) -> HttpError | None:
+        if (
+            len(scope["headers"]) > MAX_HEADERS
+            or sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES
+        ):
+            return HttpError(
+                431,
+                f"There may be {MAX_HEADERS} headers, of {MAX_HEADER_BYTES} bytes together.",
+                headers={"Connection": "close"},
+            )
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # Two lengths for one body: what follows it could be read as another request.
             return HttpError(

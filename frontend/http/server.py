@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from frontend.http.connection import ClientConnection
+from frontend.http.edge import MAX_HEADER_BYTES
 from protocol.errors import ConfigError
 
-MAX_HEADER_BYTES = 32 << 10
 MAX_CONNECTIONS = 2048
 KEEP_ALIVE_S = 5
 """How long an idle connection is kept."""
@@ -24,7 +25,7 @@ class HttpServer:
     def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=ClientConnection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -41,12 +42,8 @@ class HttpServer:
 
     async def run(self) -> None:
         """Serve until told to stop; then until the answers under way are out."""
-        try:
-            await self._server.serve(sockets=[self._listener])
-        except asyncio.CancelledError:
-            # The process ends at once, and that its answers are cut off is nobody's error.
-            logging.getLogger("uvicorn.error").disabled = True
-            raise
+        logging.getLogger("uvicorn.error").addFilter(_is_worth_logging)
+        await self._server.serve(sockets=[self._listener])
 
     def stop(self) -> None:
         """Take no new connections, let the answers under way end, then end `run`."""
@@ -58,6 +55,11 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone: they are the process's."""
         yield
+
+
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Leave out that answers are cut off when the process ends at once: that is nobody's error."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def open_listener(host: str, port: int, inherited_fd: int) -> socket.socket:

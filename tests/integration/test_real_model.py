@@ -45,20 +45,21 @@ def reference():
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     ).eval()
+    # No token ends an answer, and none is forbidden, as a minimum length would forbid the end.
+    model.generation_config.eos_token_id = None
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    answers = []
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     with torch.inference_mode():
-        for ids in prompts:
-            out = model.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                do_sample=False,
-                min_new_tokens=NUM_OUTPUT_TOKENS,
-                max_new_tokens=NUM_OUTPUT_TOKENS,
-                pad_token_id=0,
-            )
-            answers.append(out[0, len(ids) :].tolist())
-    return list(zip(prompts, answers, strict=True))
+        out = model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=NUM_OUTPUT_TOKENS,
+            pad_token_id=0,
+        )
+    return list(zip(prompts, out[:, width:].tolist(), strict=True))
 
 
 def complete(engine, prompt, **fields):

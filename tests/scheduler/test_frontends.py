@@ -148,11 +148,20 @@ def test_bytes_that_are_no_message_end_that_connection_only():
     assert good.heard() == []
 
 
-def test_a_stranger_is_told_to_say_hello():
+def test_a_stranger_is_told_to_say_hello_once():
     router, frontends = engine()
     stranger = Peer(router, b"s")
-    stranger.connection.send(Abort(request_id=1))
+    for request_id in range(3):
+        stranger.connection.send(Abort(request_id=request_id))
     assert frontends.receive() == []
+    assert kinds(stranger.heard()) == [Hello, Reset]
+    stranger.connect()
+    stranger.hello()
+    stranger.connection.send(Abort(request_id=7))
+    assert [event.request_id for _, event in frontends.receive()] == [7]
+    assert kinds(stranger.heard()) == [Hello]
+    router.inbound.append((b"s", b"\xc1"))
+    assert frontends.receive() == [(b"s", Left("breaks the protocol"))]
     assert kinds(stranger.heard()) == [Hello, Reset]
 
 

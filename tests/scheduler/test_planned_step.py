@@ -44,8 +44,7 @@ def test_a_chunk_ends_after_its_count():
 def test_rows_are_decode_rows_then_chunks(step):
     assert step.num_rows == 4
     assert step.sampled_rows().tolist() == [0, 1, 3]
-    assert [step.sequence_of_row(row)[1] for row in range(4)] == [0, 1, 2, 3]
-    assert step.sequence_of_row(2) == (step.chunks[0].sequence, 2, 0)
+    assert [step.use_of_row(row) for row in range(4)] == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
 
 def test_a_result_without_failures(step):

@@ -1,6 +1,7 @@
 """Random mixes of everything that can happen to the scheduler, against the oracle."""
 
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,7 @@ from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import AddSequence, SamplingParams
 from protocol.validation import longest_sequence
+from scheduler import running
 from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
 from tests.scheduler.simulation import Simulation, expected_output, simulate
 
@@ -186,9 +188,10 @@ class Walk:
     prefix_key=st.sampled_from([None, b"key"]),
     num_blocks=st.integers(2, 14),
     block_size=st.sampled_from([1, 2, 4]),
+    worth_waiting=st.sampled_from([1, 6, 256]),
 )
 def test_every_output_is_the_oracles(
-    actions, policy, max_in_flight, prefix_key, num_blocks, block_size
+    actions, policy, max_in_flight, prefix_key, num_blocks, block_size, worth_waiting
 ):
     simulation = simulate(
         num_blocks=num_blocks,
@@ -203,10 +206,12 @@ def test_every_output_is_the_oracles(
     )
     scheduler = simulation.scheduler
     walk = Walk(simulation)
-    for action in actions:
-        walk.do(action)
+    # At its real size no prompt here would ever wait for another.
+    with patch.object(running, "WORTH_WAITING_TOKENS", worth_waiting):
+        for action in actions:
+            walk.do(action)
+        simulation.run()
     assert set(walk.refused) <= {ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.OVERLOADED}
-    simulation.run()
     simulation.check_outputs()
     scheduler.check_invariants()
     assert scheduler.num_free_blocks == num_blocks

@@ -2,7 +2,7 @@ import pytest
 
 from protocol.columns import unpack_int32
 from protocol.messages import FinishReason
-from scheduler.policy import PROGRESS_TOKENS
+from scheduler.policy import PROGRESS_TOKENS, ThroughputPolicy
 from tests.scheduler.simulation import add_message, simulate
 
 
@@ -142,3 +142,73 @@ def test_a_sequence_that_does_not_fit_now_is_looked_up_again_when_blocks_come_ba
     simulation.run()
     assert joins_by_plan(simulation)[0] == [0]
     simulation.check_outputs()
+
+
+# Samples of one prompt
+
+
+def long_prompt(num_tokens, variant):
+    return [(i * i + variant * (i + 1)) % 40 for i in range(num_tokens)]
+
+
+def roomy(max_in_flight=1, prefix_key=b"key"):
+    return simulate(
+        num_blocks=500,
+        block_size=16,
+        max_model_len=4000,
+        max_in_flight=max_in_flight,
+        policy=ThroughputPolicy(budget=4000),
+        prefix_key=prefix_key,
+        max_waiting_tokens=10_000,
+    )
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_the_samples_of_a_prompt_share_its_blocks_from_the_start(max_in_flight):
+    simulation = roomy(max_in_flight)
+    for sample in range(4):
+        message = add_message(0, long_prompt(500, 1), sample=sample, seed=sample, max_tokens=3)
+        simulation.add(message)
+    simulation.run()
+    cached = [simulation.received(0, sample).cached_tokens for sample in range(4)]
+    assert cached == [0, 496, 496, 496]
+    assert simulation.scheduler.counters.prefill_tokens == 500 + 3 * 4
+    simulation.check_outputs()
+
+
+@pytest.mark.parametrize(
+    ("shared", "own", "waits"),
+    [
+        (256, 200, True),
+        (240, 200, False),  # saves too little
+        (512, 400, True),
+        (512, 600, False),  # has more than that to do itself
+    ],
+)
+def test_a_prompt_waits_for_another_where_that_saves_enough(shared, own, waits):
+    simulation = roomy()
+    common = long_prompt(shared, 1)
+    simulation.add(add_message(0, common + long_prompt(10, 2)))
+    simulation.add(add_message(1, common + long_prompt(own, 3)))
+    assert len(simulation.plan().joins) == (1 if waits else 2)
+    simulation.run()
+    assert simulation.received(1).cached_tokens == (shared if waits else 0)
+    simulation.check_outputs()
+
+
+def test_nobody_waits_for_a_sequence_that_is_gone():
+    simulation = roomy(max_in_flight=2)
+    for sample in range(2):
+        simulation.add(add_message(0, long_prompt(500, 1), sample=sample, max_tokens=3))
+    assert len(simulation.plan().joins) == 1
+    simulation.abort(0, 0)
+    assert len(simulation.plan().joins) == 1
+    simulation.run()
+    simulation.check_outputs()
+
+
+def test_without_a_prefix_cache_there_is_nothing_to_wait_for():
+    simulation = roomy(prefix_key=None)
+    for sample in range(2):
+        simulation.add(add_message(0, long_prompt(500, 1), sample=sample, max_tokens=3))
+    assert len(simulation.plan().joins) == 2

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from protocol.columns import unpack_int32, unpack_int64
@@ -74,46 +73,57 @@ def test_a_sequence_is_looked_at_before_its_tokens_overflow_or_at_its_end():
     assert table.commit_event[0] == 10
 
 
-def test_rows_gather_what_does_not_change_by_step():
+def test_rows_are_slots_in_order_as_they_are_in_use():
+    table = SlotTable(4)
+    for arrival in range(3):
+        running(table, arrival)
+    table.give_back(table.sequence(1))
+    running(table, 7)
+    rows = table.rows([2, 1])
+    assert len(rows) == 2
+    assert unpack_int32(rows.column()) == [2, 1]
+    assert rows.generations.tolist() == [0, 1]
+    assert unpack_int32(rows.ones) == [1, 1]
+
+
+def test_an_audience_has_the_columns_that_do_not_change_by_step():
     table = SlotTable(4)
     for arrival in range(3):
         running(table, arrival, cached_tokens=arrival, sample=arrival % 2)
     rows = table.rows([2, 0])
-    assert len(rows) == 2
-    assert unpack_int32(rows.column) == [2, 0]
-    assert unpack_int32(rows.ones) == [1, 1]
-    (audience,) = rows.audiences
+    (audience,) = table.audiences(rows)
     assert (audience.source, audience.picks) == (b"frontend", None)
     assert unpack_int64(audience.requests) == [102, 100]
     assert unpack_int32(audience.samples) == [0, 0]
     assert unpack_int32(audience.cached_tokens) == [2, 0]
     assert unpack_int32(audience.ones) == [1, 1]
     assert unpack_int32(audience.zeros) == [0, 0]
+    assert table.audiences(rows) is table.audiences(rows)
 
 
 def test_each_frontend_is_an_audience_of_its_own_rows():
     table = SlotTable(4)
     for arrival, source in enumerate([b"a", b"b", b"a"]):
         running(table, arrival, source=source)
-    first, second = table.rows([0, 1, 2]).audiences
+    first, second = table.audiences(table.rows([0, 1, 2]))
     assert (first.source, first.picks.tolist()) == (b"a", [0, 2])
     assert unpack_int64(first.requests) == [100, 102]
     assert (second.source, second.picks.tolist()) == (b"b", [1])
 
 
-def test_rows_can_be_picked_from():
-    table = SlotTable(4)
-    sequences = [running(table, arrival) for arrival in range(3)]
-    picked = table.select(table.rows([0, 1, 2]), np.array([0, 2]))
-    assert picked.sequences == [sequences[0], sequences[2]]
-    assert unpack_int64(picked.audiences[0].requests) == [100, 102]
+def test_a_frontend_without_running_sequences_is_forgotten():
+    table = SlotTable(2)
+    for turn in range(5):
+        table.give_back(running(table, source=b"frontend-%d" % turn))
+    assert table._source_names == table._source_numbers == table._source_uses == {}
 
 
 def test_no_rows_have_no_audience():
-    rows = SlotTable(2).rows([])
-    assert (len(rows), rows.column, rows.audiences) == (0, b"", [])
+    table = SlotTable(2)
+    rows = table.rows([])
+    assert (len(rows), rows.column(), table.audiences(rows)) == (0, b"", [])
 
 
-def test_a_row_needs_a_sequence():
-    with pytest.raises(AssertionError, match="a row without a sequence"):
-        SlotTable(2).rows([1])
+def test_a_free_slot_has_no_sequence():
+    with pytest.raises(AssertionError, match="slot 1 is free"):
+        SlotTable(2).sequence(1)

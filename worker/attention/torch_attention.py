@@ -2,11 +2,11 @@
 
 Decode rows are gathered from the cache into one contiguous buffer per group of similar lengths,
 
-    gathered [2, rows, kv_heads, length, head_dim]     (one index_select, whole runs of a block)
+    gathered [2, rows · kv_heads, length, head_dim]     (one index_select of whole runs)
 
 and attended to in two batched products, with the query heads that share a KV head as the rows of
-its matrix. What lies in a sequence's last block past its length belongs to nobody: it is zeroed
-in the buffer, since a foreign NaN times a weight of zero is still NaN.
+its matrix. A mask hides what lies past a row's length; since a weight of zero times a foreign NaN
+is NaN all the same, a block is zeroed when a step begins to fill it.
 
 A chunk that starts a sequence attends to its own fresh keys and values; any other gathers its
 sequence's blocks and goes in tiles of queries, so that masks stay small.
@@ -41,41 +41,39 @@ class TorchAttention:
 
     def __init__(self, cache: KVCache, num_heads: int) -> None:
         shape = cache.shape
+        self._cache = cache
         self._num_heads = num_heads
-        self._shape = shape
-        self._num_pooled = cache.num_blocks + 1
         self._pools = [
             layer.view(2 * shape.num_kv_heads, -1, shape.head_dim) for layer in cache.data
         ]
         """Per layer [2 · kv_heads, positions, head_dim]: what tokens are written to."""
         self._runs = [layer.view(-1, shape.block_size * shape.head_dim) for layer in cache.data]
         """Per layer [2 · kv_heads · blocks, block_size · head_dim]: what gathers read."""
-        self._gathered = cache.data.new_empty(0)
-        self._mask = cache.data.new_empty(0, 0)
+        self._gathered = cache.data.new_empty(0, shape.block_size * shape.head_dim)
+        self._mask = cache.data.new_empty(_TILE_ROWS, 0)
 
     def start_step(self, batch: ForwardBatch) -> StepAttention:
         """Compute the indices and masks that all layers of a step share."""
-        device = batch.tokens.device
-        groups = [
-            self._group(batch, rows, device)
-            for rows in split_by_length(batch.decode_lengths, self._shape.block_size)
-        ]
+        shape = self._cache.shape
+        if len(batch.opened_blocks):
+            self._cache.clear_blocks(batch.opened_blocks)
+        groups = split_by_length(batch.decode_lengths, shape.block_size)
         later = [chunk for chunk in batch.chunks if chunk.start > 0]
-        self._reserve(groups, later)
+        self._reserve(batch, groups, later)
+        output = self._cache.data.new_zeros(batch.num_rows, self._num_heads * shape.head_dim)
         return _TorchStep(
             batch=batch,
-            num_heads=self._num_heads,
             pools=self._pools,
             runs=self._runs,
-            groups=groups,
-            chunk_runs=[self._run_index(chunk.block_table[None]) for chunk in batch.chunks],
-            gathered=self._gathered,
+            groups=[self._group(batch, rows, output) for rows in groups],
+            chunks=[self._chunk(chunk) for chunk in batch.chunks],
             mask=self._mask,
+            output=output,
         )
 
-    def _group(self, batch: ForwardBatch, rows: Int32Array, device: torch.device) -> "_DecodeGroup":
-        """Return what it takes to attend to rows of similar length together."""
-        shape = self._shape
+    def _group(self, batch: ForwardBatch, rows: Int32Array, output: Tensor) -> "_DecodeGroup":
+        """Return what it takes to attend to decode rows of similar length together."""
+        shape, device = self._cache.shape, output.device
         lengths = torch.from_numpy(batch.decode_lengths[rows].astype(np.int64)).to(device)
         num_blocks = -(-int(batch.decode_lengths[rows].max()) // shape.block_size)
         num_positions = num_blocks * shape.block_size
@@ -83,45 +81,56 @@ class TorchAttention:
         blocks = batch.decode_blocks.index_select(0, row_index)[:, :num_blocks]
 
         past = torch.arange(num_positions, device=device) >= lengths[:, None]
-        mask = torch.zeros(past.shape, dtype=self._gathered.dtype, device=device)
-        mask.masked_fill_(past, float("-inf"))
+        mask = output.new_zeros(past.shape).masked_fill_(past, float("-inf"))
         queries_per_kv_head = self._num_heads // shape.num_kv_heads
         mask = mask[:, None, None].expand(-1, shape.num_kv_heads, queries_per_kv_head, -1)
 
-        # Padding blocks are zeros already; only tails of last blocks need zeroing.
-        in_last_block = (
-            torch.arange(num_positions, device=device)
-            < ((lengths + shape.block_size - 1) // shape.block_size * shape.block_size)[:, None]
-        )
-        row, position = (past & in_last_block).nonzero(as_tuple=True)
-        heads = torch.arange(shape.num_kv_heads, device=device)
-        tails = (row * shape.num_kv_heads + heads[:, None]) * num_positions + position
-        values = tails + len(rows) * shape.num_kv_heads * num_positions
+        index = self._run_index(blocks)
+        gathered = self._gathered[: len(index)]
+        keys, values = gathered.view(2, -1, num_positions, shape.head_dim)
+        # One group is all decode rows in order: it writes its part of the output in place.
         is_whole = len(rows) == batch.num_decode
+        part = output[: len(rows)] if is_whole else output.new_empty(len(rows), output.shape[1])
         return _DecodeGroup(
-            num_rows=len(rows),
-            num_positions=num_positions,
-            runs=self._run_index(blocks),
-            mask=mask.reshape(len(rows) * shape.num_kv_heads, queries_per_kv_head, -1),
-            tails=torch.cat((tails, values)).flatten(),
             rows=None if is_whole else row_index,
+            index=index,
+            mask=mask.reshape(len(keys), queries_per_kv_head, num_positions),
+            gathered=gathered,
+            keys=keys.transpose(1, 2),
+            values=values,
+            part=part,
+            attended=part.view(len(keys), queries_per_kv_head, shape.head_dim),
+        )
+
+    def _chunk(self, rows: ChunkRows) -> "_Chunk":
+        if rows.start == 0:
+            return _Chunk(rows=rows, context=None)
+        index = self._run_index(rows.block_table[None])
+        gathered = self._gathered[: len(index)]
+        num_positions = len(rows.block_table) * self._cache.shape.block_size
+        keys, values = gathered.view(2, 1, -1, num_positions, self._cache.shape.head_dim)
+        return _Chunk(
+            rows=rows, context=_Context(index=index, gathered=gathered, keys=keys, values=values)
         )
 
     def _run_index(self, blocks: Tensor) -> Tensor:
         """Return the runs that hold blocks [rows, n]: keys, then values, by row, head, block."""
-        heads = torch.arange(2 * self._shape.num_kv_heads, device=blocks.device)
-        by_side = heads.view(2, 1, -1, 1) * self._num_pooled + blocks[None, :, None, :]
-        return by_side.flatten()
+        heads = torch.arange(2 * self._cache.shape.num_kv_heads, device=blocks.device)
+        num_pooled = self._cache.num_blocks + 1
+        return (heads.view(2, 1, -1, 1) * num_pooled + blocks[None, :, None, :]).flatten()
 
-    def _reserve(self, groups: Sequence["_DecodeGroup"], later: Sequence[ChunkRows]) -> None:
+    def _reserve(
+        self, batch: ForwardBatch, groups: Sequence[Int32Array], later: Sequence[ChunkRows]
+    ) -> None:
         """Grow the buffers that steps share; fresh memory each step costs page faults."""
-        block_size = self._shape.block_size
-        runs = [len(group.runs) for group in groups] + [
-            2 * self._shape.num_kv_heads * len(chunk.block_table) for chunk in later
+        shape = self._cache.shape
+        num_blocks = [len(chunk.block_table) for chunk in later] + [
+            len(rows) * -(-int(batch.decode_lengths[rows].max()) // shape.block_size)
+            for rows in groups
         ]
-        most = max(runs, default=0)
-        if self._gathered.shape[0] < most:
-            self._gathered = self._gathered.new_empty(most, block_size * self._shape.head_dim)
+        num_runs = 2 * shape.num_kv_heads * max(num_blocks, default=0)
+        if len(self._gathered) < num_runs:
+            self._gathered = self._gathered.new_empty(num_runs, self._gathered.shape[1])
         width = max((chunk.end for chunk in later), default=0)
         if self._mask.shape[1] < width:
             mask = self._mask.new_full((_TILE_ROWS, width), float("-inf"))
@@ -130,19 +139,57 @@ class TorchAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecodeGroup:
-    """Decode rows of similar length, attended to together."""
+    """Decode rows of similar length, attended to together; `length` is the longest's, in blocks."""
 
-    num_rows: int
-    num_positions: int
-    """Of the longest row, up to the end of its last block."""
-    runs: Tensor
-    """[2 · num_rows · kv_heads · blocks] int64"""
-    mask: Tensor
-    """[num_rows · kv_heads, queries per KV head, num_positions] 0, or -inf past the length."""
-    tails: Tensor
-    """Rows of the gathered [.., head_dim] to zero, int64."""
     rows: Tensor | None
-    """[num_rows] int64 decode rows; None: all of them in order."""
+    """[rows] int64 which decode rows; None: all of them in order."""
+    index: Tensor
+    """[2 · rows · kv_heads · blocks] int64, the runs to gather."""
+    mask: Tensor
+    """[rows · kv_heads, queries per KV head, length] 0, or -inf past a row's length."""
+    gathered: Tensor
+    """[2 · rows · kv_heads · blocks, block_size · head_dim] the buffer that the next two view."""
+    keys: Tensor
+    """[rows · kv_heads, head_dim, length]"""
+    values: Tensor
+    """[rows · kv_heads, length, head_dim]"""
+    part: Tensor
+    """[rows, heads · head_dim] where the result goes."""
+    attended: Tensor
+    """The same memory as [rows · kv_heads, queries per KV head, head_dim]."""
+
+    def attend(self, runs: Tensor, query: Tensor, output: Tensor) -> None:
+        """Write the rows' attention into the output. query [decode rows, heads, head_dim]"""
+        if self.rows is not None:
+            query = query.index_select(0, self.rows)
+        torch.index_select(runs, 0, self.index, out=self.gathered)
+        shape = self.attended.shape
+        scores = torch.baddbmm(self.mask, query.reshape(shape), self.keys, alpha=shape[2] ** -0.5)
+        torch.bmm(torch.softmax(scores, dim=-1), self.values, out=self.attended)
+        if self.rows is not None:
+            output.index_copy_(0, self.rows, self.part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """A sequence's blocks, gathered for a chunk that does not start it."""
+
+    index: Tensor
+    """[2 · kv_heads · blocks] int64, the runs to gather."""
+    gathered: Tensor
+    """[2 · kv_heads · blocks, block_size · head_dim], the buffer; keys and values view it."""
+    keys: Tensor
+    """[1, kv_heads, positions, head_dim]"""
+    values: Tensor
+    """[1, kv_heads, positions, head_dim]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """A chunk and, unless it starts its sequence, what lies before it."""
+
+    rows: ChunkRows
+    context: _Context | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,71 +197,41 @@ class _TorchStep:
     """`StepAttention` of `TorchAttention`."""
 
     batch: ForwardBatch
-    num_heads: int
     pools: Sequence[Tensor]
     runs: Sequence[Tensor]
     groups: Sequence[_DecodeGroup]
-    chunk_runs: Sequence[Tensor]
-    gathered: Tensor
+    chunks: Sequence[_Chunk]
     mask: Tensor
+    output: Tensor
+    """[rows, heads · head_dim]; every layer writes all rows but the padding, which stays zero."""
 
     def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
-        """Store, then attend: decode rows by group, chunks one by one; padding rows get zeros."""
-        batch = self.batch
-        num_tokens, num_decode = batch.num_tokens, batch.num_decode
-        rows, _, kv_heads, head_dim = key_value.shape
-        written = key_value.view(rows, 2 * kv_heads, head_dim)[:num_tokens]
-        self.pools[layer].index_copy_(1, batch.cache_positions, written.transpose(0, 1))
-
-        output = query.new_empty(rows, self.num_heads * head_dim)
-        if rows > num_tokens:
-            output[num_tokens:] = 0
+        """Store, then attend: decode rows by group, chunks one by one."""
+        written = key_value.flatten(1, 2)[: self.batch.num_tokens]
+        self.pools[layer].index_copy_(1, self.batch.cache_positions, written.transpose(0, 1))
         for group in self.groups:
-            if group.rows is None:
-                self._decode(group, self.runs[layer], query[:num_decode], output[:num_decode])
+            group.attend(self.runs[layer], query[: self.batch.num_decode], self.output)
+        for chunk in self.chunks:
+            rows = slice(chunk.rows.first_row, chunk.rows.first_row + chunk.rows.count)
+            target = self.output[rows].view(query[rows].shape)
+            if chunk.context is None:
+                _attend_fresh(query[rows], key_value[rows], target)
             else:
-                part = output.new_empty(group.num_rows, self.num_heads * head_dim)
-                self._decode(group, self.runs[layer], query.index_select(0, group.rows), part)
-                output.index_copy_(0, group.rows, part)
-        for chunk, runs in zip(batch.chunks, self.chunk_runs, strict=True):
-            chunk_rows = slice(chunk.first_row, chunk.first_row + chunk.count)
-            target = output[chunk_rows].view(chunk.count, self.num_heads, head_dim)
-            if chunk.start == 0:
-                _attend_fresh(query[chunk_rows], key_value[chunk_rows], target)
-            else:
-                self._attend_later(chunk, runs, self.runs[layer], query[chunk_rows], target)
-        return output
+                context = chunk.context
+                torch.index_select(self.runs[layer], 0, context.index, out=context.gathered)
+                self._attend_later(context, chunk.rows.start, query[rows], target)
+        return self.output
 
-    def _decode(self, group: _DecodeGroup, runs: Tensor, query: Tensor, output: Tensor) -> None:
-        """Attend one group. query [rows, heads, head_dim], output [rows, heads · head_dim]"""
-        head_dim = query.shape[2]
-        gathered = self.gathered[: len(group.runs)]
-        torch.index_select(runs, 0, group.runs, out=gathered)
-        gathered.view(-1, head_dim).index_fill_(0, group.tails, 0)
-        keys, values = gathered.view(2, -1, group.num_positions, head_dim)
-        by_kv_head = (len(keys), -1, head_dim)  # [rows · kv_heads, queries per KV head, head_dim]
-        scores = torch.baddbmm(
-            group.mask, query.reshape(by_kv_head), keys.transpose(1, 2), alpha=head_dim**-0.5
-        )
-        torch.bmm(torch.softmax(scores, dim=-1), values, out=output.view(by_kv_head))
-
-    def _attend_later(
-        self, chunk: ChunkRows, index: Tensor, runs: Tensor, query: Tensor, target: Tensor
-    ) -> None:
-        """Attend a chunk, [count, heads, head_dim], whose sequence has earlier tokens."""
-        head_dim = query.shape[2]
-        gathered = self.gathered[: len(index)]
-        torch.index_select(runs, 0, index, out=gathered)
-        num_positions = len(chunk.block_table) * (gathered.shape[1] // head_dim)
-        keys, values = gathered.view(2, 1, -1, num_positions, head_dim)
+    def _attend_later(self, context: _Context, start: int, query: Tensor, target: Tensor) -> None:
+        """Attend a chunk, [count, heads, head_dim], that begins at position `start`."""
         width = self.mask.shape[1]
-        for first in range(0, chunk.count, _TILE_ROWS):
-            last = min(first + _TILE_ROWS, chunk.count)
-            end = chunk.start + last
+        for first in range(0, len(query), _TILE_ROWS):
+            last = min(first + _TILE_ROWS, len(query))
+            end = start + last
             attended = F.scaled_dot_product_attention(
                 query[first:last].transpose(0, 1)[None],
-                keys[:, :, :end],
-                values[:, :, :end],
+                context.keys[:, :, :end],
+                context.values[:, :, :end],
                 # Aligned at its lower right corner, one mask serves every tile.
                 attn_mask=self.mask[_TILE_ROWS - (last - first) :, width - end :],
                 enable_gqa=True,

@@ -116,10 +116,3 @@ class Linear(nn.Module):
             self._product = OneDnnProduct(self.weight, self.bias)
             # The reordered copy is all that is needed; an embedding tied to it has its own.
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
-
-
-def prepare_linears(model: nn.Module) -> None:
-    """Prepare every `Linear` of a model whose weights are loaded."""
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.prepare()

@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from protocol.errors import ConfigError
+from worker.kv_cache import KVCache, KVCacheShape, available_memory_bytes, cpu_num_blocks
+
+SHAPE = KVCacheShape(num_layers=2, num_kv_heads=3, head_dim=8, block_size=4)
+GIB = 1 << 30
+
+
+def test_block_bytes():
+    assert SHAPE.block_bytes(torch.float32) == 2 * 2 * 3 * 4 * 8 * 4
+    assert SHAPE.block_bytes(torch.bfloat16) == 2 * 2 * 3 * 4 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("available", "tp", "expected"),
+    [
+        (16 * GIB, 1, 2 * GIB // 1000),
+        (16 * GIB, 3, 2 * GIB // 3 // 1000),
+        (4 * GIB, 1, GIB // 1000),
+        (4 * GIB, 2, GIB // 2 // 1000),
+        (4000, 1, 1),
+    ],
+)
+def test_cpu_num_blocks(available: int, tp: int, expected: int):
+    assert cpu_num_blocks(1000, tp=tp, available_bytes=available) == expected
+
+
+def test_too_little_memory_for_a_block():
+    with pytest.raises(ConfigError, match="less than one block"):
+        cpu_num_blocks(1000, tp=1, available_bytes=3999)
+
+
+def test_available_memory():
+    assert 1 << 20 < available_memory_bytes() < 1 << 46
+
+
+def make() -> KVCache:
+    cache = KVCache(SHAPE, 5, dtype=torch.float32, device=torch.device("cpu"))
+    cache.data[:, :, :, :5] = torch.arange(1.0, 6.0)[:, None, None]
+    return cache
+
+
+def contents(cache: KVCache) -> list[float]:
+    """Return the number that fills each block."""
+    blocks = cache.data.transpose(0, 3).flatten(1)
+    assert torch.equal(blocks.amin(1), blocks.amax(1))
+    return blocks[:, 0].tolist()
+
+
+def test_pad_block_is_zero():
+    cache = make()
+    assert cache.pad_block == 5
+    assert contents(cache) == [1, 2, 3, 4, 5, 0]
+
+
+def test_copies_happen_in_order():
+    cache = make()
+    cache.copy_blocks([[0, 3], [3, 1], [4, 0]])
+    assert contents(cache) == [5, 1, 3, 1, 5, 0]
+
+
+def test_clear():
+    cache = make()
+    cache.clear_blocks(torch.tensor([1, 4]))
+    assert contents(cache) == [1, 0, 3, 4, 0, 0]

@@ -1,0 +1,230 @@
+"""The runner against transformers' greedy tokens, and its failures."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from protocol.columns import unpack_float32, unpack_int32
+from protocol.errors import ErrorCode, ProcessError
+from protocol.messages import EngineFacts, SamplingParams
+from tests.worker.plan_builder import make_join, make_plan
+from tests.worker.tiny_models import CPU, reference_logits, save_llama
+from worker.attention.torch_attention import TorchAttention
+from worker.kv_cache import KVCache, KVCacheShape
+from worker.model_files import read_model_config
+from worker.model_loading import load_model
+from worker.model_runner import ModelRunner
+from worker.runner import StepOutput
+
+
+class Driver:
+    """A runner and its plans."""
+
+    def __init__(self, path: Path, *, tp: int = 1) -> None:
+        config = read_model_config(path)
+        self.model, _ = load_model(path, config, max_model_len=96, dtype=torch.float32, device=CPU)
+        shape = KVCacheShape(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=4,
+        )
+        self.cache = KVCache(shape, 64, dtype=torch.float32, device=CPU)
+        self.facts = EngineFacts(
+            rank=0,
+            back_end="torch",
+            block_size=4,
+            num_blocks=64,
+            slots=8,
+            max_model_len=96,
+            vocab_size=config.vocab_size,
+        )
+        self.runner = ModelRunner(
+            self.model,
+            TorchAttention(self.cache, config.num_heads),
+            self.cache,
+            self.facts,
+            tp=tp,
+            min_rows=4,
+            device=CPU,
+        )
+        self._step_id = 0
+
+    def step(self, **plan) -> StepOutput:
+        self._step_id += 1
+        return self.runner.execute(make_plan(self._step_id, **plan))
+
+    def start(self, prompts: list[list[int]], params: list[SamplingParams] | None = None):
+        """Join every prompt, with 12 blocks each, and prefill it."""
+        joins = [
+            make_join(
+                slot,
+                prompt,
+                range(12 * slot, 12 * slot + 12),
+                generation=self._step_id,
+                **({} if params is None else {"params": params[slot]}),
+            )
+            for slot, prompt in enumerate(prompts)
+        ]
+        chunks = [(slot, 0, len(prompt), 1) for slot, prompt in enumerate(prompts)]
+        return self.step(joins=joins, chunks=chunks)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory):
+    path = tmp_path_factory.mktemp("tiny")
+    return path, save_llama(path)
+
+
+PROMPTS = [[5, 6, 7, 8, 9], [100] * 11, [1]]
+
+
+def test_greedy_tokens_are_transformers(tiny):
+    path, reference = tiny
+    driver = Driver(path)
+    assert driver.runner.facts == driver.facts
+    outputs = [driver.start(PROMPTS)] + [driver.step(decode=[0, 1, 2]) for _ in range(20)]
+    for slot, prompt in enumerate(PROMPTS):
+        tokens = list(prompt)
+        for output in outputs:
+            assert output.counts.tolist() == [1, 1, 1]
+            expected = int(reference_logits(reference, tokens)[-1].argmax())
+            assert output.tokens[slot] == expected
+            tokens.append(expected)
+
+
+def test_rows_in_plan_order_and_unfinished_chunks(tiny):
+    path, reference = tiny
+    driver = Driver(path)
+    driver.start(PROMPTS[:1])
+    output = driver.step(
+        decode=[0],
+        joins=[make_join(2, PROMPTS[1], range(20, 23)), make_join(1, [7, 8], [30])],
+        chunks=[(2, 0, 4, 0), (1, 0, 2, 1)],
+    )
+    assert output.counts.tolist() == [1, 0, 1]
+    assert output.tokens[1] == int(reference_logits(reference, [7, 8])[-1].argmax())
+    output = driver.step(chunks=[(2, 4, 4, 0)])
+    assert output.counts.tolist() == [0]
+    assert output.tokens.tolist() == []
+    output = driver.step(chunks=[(2, 8, 3, 1)])
+    assert output.tokens.tolist() == [int(reference_logits(reference, PROMPTS[1])[-1].argmax())]
+
+
+def test_sampling_depends_on_seed_and_position_only(tiny):
+    path, _ = tiny
+    draws = []
+    for slots, budget in (([0], 11), ([2], 4), ([3, 0, 1], 11)):
+        driver = Driver(path)
+        tokens: list[int] = []
+        for slot in slots[1:]:
+            driver.step(joins=[make_join(slot, [9] * 3, [50 + slot])], chunks=[(slot, 0, 3, 1)])
+        params = SamplingParams(temperature=1.0, seed=77, top_p=0.9)
+        joins = [make_join(slots[0], PROMPTS[1], range(12), params=params)]
+        for start in range(0, 11, budget):
+            count = min(budget, 11 - start)
+            chunks = [(slots[0], start, count, int(start + count == 11))]
+            output = driver.step(joins=joins, chunks=chunks)
+            joins = []
+        tokens += output.tokens.tolist()
+        for _ in range(15):
+            tokens.append(int(driver.step(decode=[slots[0]]).tokens[0]))
+        draws.append(tokens)
+    assert draws[0] == draws[1] == draws[2]
+    assert len(set(draws[0])) > 3
+
+
+def test_logprobs(tiny):
+    path, reference = tiny
+    driver = Driver(path)
+    params = [
+        SamplingParams(temperature=0.0, seed=0, logprobs=2),
+        SamplingParams(temperature=0.0, seed=0),
+        SamplingParams(temperature=0.0, seed=0, logprobs=0),
+    ]
+    output = driver.start(PROMPTS, params)
+    columns = output.logprobs
+    assert columns is not None
+    assert unpack_int32(columns.rows) == [0, 2]
+    assert unpack_int32(columns.positions) == [5, 1]
+    assert unpack_int32(columns.n) == [3, 1]
+    ids, values = unpack_int32(columns.ids), unpack_float32(columns.values)
+    assert ids[0] == output.tokens[0]
+    assert ids[3] == output.tokens[2]
+    expected = reference_logits(reference, PROMPTS[0])[-1].log_softmax(-1)
+    assert ids[1:3] == expected.topk(2).indices.tolist()
+    assert values[:3] == pytest.approx([float(expected[i]) for i in ids[:3]], abs=1e-4)
+    assert driver.step(decode=[1]).logprobs is None
+
+
+def poison(driver: Driver, token: int) -> None:
+    driver.model.embedding.weight[token] = math.nan
+
+
+def test_a_row_of_nan_fails_alone(tiny):
+    path, reference = tiny
+    driver = Driver(path)
+    poison(driver, 100)
+    params = [SamplingParams(temperature=0.0, seed=0, logprobs=0)] * 3
+    output = driver.start(PROMPTS, params)
+    assert output.counts.tolist() == [1, -1, 1]
+    assert output.failures.tolist() == [ErrorCode.NUMERIC]
+    assert output.logprobs is not None
+    assert unpack_int32(output.logprobs.rows) == [0, 2]
+    # The failed slot is answered, uncomputed, until it leaves; whoever gets its blocks is unharmed.
+    assert driver.step(decode=[1]).counts.tolist() == [-1]
+    blocks = [12, 13, 14, 15]
+    output = driver.step(
+        leaves=[1], joins=[make_join(4, PROMPTS[0], blocks)], decode=[0], chunks=[(4, 0, 5, 1)]
+    )
+    assert output.counts.tolist() == [1, 1]
+    tokens = [*PROMPTS[0], int(output.tokens[1])]
+    for _ in range(6):
+        token = int(driver.step(decode=[4]).tokens[0])
+        assert token == int(reference_logits(reference, tokens)[-1].argmax())
+        tokens.append(token)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"
+        ),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_out_of_memory_fails_the_steps_rows(
+    tiny, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    def raise_error(*_):
+        raise error
+
+    path, _ = tiny
+    driver, group = Driver(path), Driver(path, tp=2)
+    for one in (driver, group):
+        one.start(PROMPTS[:1])
+        monkeypatch.setattr(one.model, "forward", raise_error)
+    output = driver.step(decode=[0])
+    assert output.counts.tolist() == [-1]
+    assert output.failures.tolist() == [ErrorCode.OUT_OF_MEMORY]
+    with pytest.raises(ProcessError, match="Step 2 ran out of memory"):
+        group.step(decode=[0])
+    monkeypatch.undo()
+    output = driver.step(leaves=[0], joins=[make_join(1, [4], [0])], chunks=[(1, 0, 1, 1)])
+    assert output.counts.tolist() == [1]
+
+
+def test_other_errors_pass(tiny, monkeypatch: pytest.MonkeyPatch):
+    def raise_error(*_):
+        raise RuntimeError("shapes differ")
+
+    path, _ = tiny
+    driver = Driver(path)
+    monkeypatch.setattr(driver.model, "forward", raise_error)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        driver.start(PROMPTS[:1])
