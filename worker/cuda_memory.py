@@ -1,11 +1,12 @@
 """How many KV blocks fit on a GPU: what is left once a worst step has been run.
 
-    total · utilization  =  weights + a step's peak + what is not ours  +  graphs  +  KV cache
-                            ├──────────── measured ─────────────────┤   reserved      the rest
+total · utilization  =  weights + a step's peak + what is not ours  +  graphs  +  KV cache
+                        ├──────────── measured ─────────────────┤   reserved      the rest
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from protocol.errors import ConfigError
@@ -116,7 +117,7 @@ def worst_batch(
         cache_positions=(pad * cache.shape.block_size).expand(num_tokens).contiguous(),
         num_tokens=num_tokens,
         num_decode=0,
-        decode_lengths=torch.empty(0, dtype=torch.int32).numpy(),
+        decode_lengths=np.zeros(0, dtype=np.int32),
         decode_blocks=nothing.view(0, 0),
         opened_blocks=nothing,
         chunks=tuple(chunks),

@@ -18,6 +18,7 @@ A row whose largest logit is NaN or infinite has failed; its token means nothing
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -60,6 +61,14 @@ class Samples:
     """[rows] int64"""
     failed: Tensor
     """[rows] bool"""
+
+
+class Sampler(Protocol):
+    """A way to compute `sample`."""
+
+    def __call__(self, logits: Tensor, rows: SamplingRows) -> Samples:
+        """Choose a token for each row of logits. [rows, vocab] float32"""
+        ...
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Samples:

@@ -84,7 +84,6 @@ def is_installed(module: str) -> bool:
 def choose_attention(
     requested: str,
     *,
-    device_type: str,
     capability: tuple[int, int] | None,
     dtype: torch.dtype,
     head_dim: int,
@@ -95,26 +94,25 @@ def choose_attention(
     `capability` is the GPU's, None on CPU. Raises ConfigError where the one asked for does not
     work, saying what does.
     """
-    match requested:
-        case "torch":
-            return AttentionChoice(name="torch", reason="asked for")
-        case "triton":
+    if requested == "torch":
+        return AttentionChoice(name="torch", reason="asked for")
+    if requested == "triton":
+        raise ConfigError(
+            "--attention triton is not supported yet: use auto, flash-attn, fa3 or torch."
+        )
+    if requested != "auto":
+        library = LIBRARIES[requested]
+        if obstacle := _obstacle(requested, capability, dtype, head_dim):
+            raise ConfigError(f"--attention {requested} {obstacle}.")
+        if not installed(library.module):
             raise ConfigError(
-                "--attention triton is not supported yet: use auto, flash-attn, fa3 or torch."
+                f"--attention {requested} needs the module {library.module}: install it with "
+                f"`pip install .[{library.extra}]`."
             )
-        case "flash-attn" | "fa3":
-            library = LIBRARIES[requested]
-            if obstacle := _obstacle(requested, device_type, capability, dtype, head_dim):
-                raise ConfigError(f"--attention {requested} {obstacle}.")
-            if not installed(library.module):
-                raise ConfigError(
-                    f"--attention {requested} needs the module {library.module}: install it with "
-                    f"`pip install .[{library.extra}]`."
-                )
-            return AttentionChoice(name=requested, reason="asked for")
+        return AttentionChoice(name=requested, reason="asked for")
     obstacles = []
     for name in ("fa3", "flash-attn"):
-        obstacle = _obstacle(name, device_type, capability, dtype, head_dim)
+        obstacle = _obstacle(name, capability, dtype, head_dim)
         if obstacle is None and installed(LIBRARIES[name].module):
             return AttentionChoice(name=name, reason="the fastest that works here")
         obstacles.append(f"{name} {obstacle or 'is not installed'}")
@@ -123,13 +121,12 @@ def choose_attention(
 
 def _obstacle(
     name: str,
-    device_type: str,
     capability: tuple[int, int] | None,
     dtype: torch.dtype,
     head_dim: int,
 ) -> str | None:
     """Return why a library does not work here, to follow its name, or None if it does."""
-    if device_type != "cuda" or capability is None:
+    if capability is None:
         return "needs CUDA: use torch or auto"
     if dtype not in _HALF_DTYPES:
         return "computes in half precision: use --dtype float16 or bfloat16, or --attention torch"
