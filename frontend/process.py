@@ -29,6 +29,7 @@ from frontend.scheduler_link import SchedulerLink
 from frontend.seeds import SeedSource
 from frontend.text.config import TextConfig, tokenizer_caches
 from frontend.text.find import find_text_model
+from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary, WordlessVocabulary, load_vocabulary
 from protocol.channels import AsyncRouter
@@ -135,17 +136,15 @@ async def _become_ready(
     log.info("serves clients=%s", clients)
 
 
-def _load_text(config: FrontendConfig) -> tuple[Vocabulary, list[int]]:
-    """Return what the text process has found or converted, and the ids that end an answer."""
+def _load_text(config: FrontendConfig) -> tuple[TextModel, Vocabulary]:
+    """Return what the text process has found or converted, and what its token ids spell."""
     caches = tokenizer_caches(config.tokenizer_cache, config.process.run_dir)
     model = find_text_model(Path(config.model), caches)
     if model is None:
         raise ModelFileError(f"The converted tokenizer of {config.model} has gone; start again.")
     if model.tokenizer_file is None:
-        return WordlessVocabulary(), model.eos_ids
-    vocabulary = load_vocabulary(Path(model.tokenizer_file))
-    named = vocabulary.token_id(model.special_tokens.get("eos_token", ""))
-    return vocabulary, list(dict.fromkeys([*model.eos_ids, *([] if named is None else [named])]))
+        return model, WordlessVocabulary()
+    return model, load_vocabulary(Path(model.tokenizer_file))
 
 
 async def _beat(engine: EngineClient, link: SchedulerLink, lifeline: Lifeline) -> None:
