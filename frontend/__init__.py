@@ -15,9 +15,17 @@ if TYPE_CHECKING:
     from frontend.client.client import Client
     from frontend.client.errors import ClientUseError, EngineGoneError, EngineTimeoutError
     from frontend.client.llm import LLM
+    from frontend.client.requests import Prompt
     from frontend.client.results import Delta, GeneratedSample, Generation
     from frontend.client.stream import Stream
-    from protocol.errors import EngineError, ErrorCode, RequestError
+    from protocol.errors import (
+        ConfigError,
+        EngineError,
+        ErrorCode,
+        ProcessError,
+        ProtocolError,
+        RequestError,
+    )
     from protocol.messages import ChatMessage, FinishReason, SamplingParams, StatusReply, Usage
 
 __all__ = [
@@ -27,6 +35,7 @@ __all__ = [
     "ChatMessage",
     "Client",
     "ClientUseError",
+    "ConfigError",
     "Delta",
     "EngineError",
     "EngineGoneError",
@@ -35,6 +44,9 @@ __all__ = [
     "FinishReason",
     "GeneratedSample",
     "Generation",
+    "ProcessError",
+    "Prompt",
+    "ProtocolError",
     "RequestError",
     "SamplingParams",
     "StatusReply",
@@ -48,9 +60,17 @@ _HOMES = {
     "frontend.client.client": ("Client",),
     "frontend.client.errors": ("ClientUseError", "EngineGoneError", "EngineTimeoutError"),
     "frontend.client.llm": ("LLM",),
+    "frontend.client.requests": ("Prompt",),
     "frontend.client.results": ("Delta", "GeneratedSample", "Generation"),
     "frontend.client.stream": ("Stream",),
-    "protocol.errors": ("EngineError", "ErrorCode", "RequestError"),
+    "protocol.errors": (
+        "ConfigError",
+        "EngineError",
+        "ErrorCode",
+        "ProcessError",
+        "ProtocolError",
+        "RequestError",
+    ),
     "protocol.messages": ("ChatMessage", "FinishReason", "SamplingParams", "StatusReply", "Usage"),
 }
 

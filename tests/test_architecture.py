@@ -79,13 +79,26 @@ def modules_after(*imports):
         (["launch"], {"torch", "transformers", "tokenizers", "starlette", "uvicorn", "zmq"}),
         (["scheduler.process"], {"torch", "transformers", "tokenizers", "starlette"}),
         (["frontend.process"], {"torch", "transformers"}),
-        (["frontend"], {"torch", "transformers", "starlette", "uvicorn"}),
+        (["frontend"], {"torch", "transformers", "starlette", "uvicorn", "zmq", "asyncio"}),
+        (
+            ["frontend.client.llm", "frontend.client.async_client"],
+            {"torch", "transformers", "tokenizers", "starlette", "uvicorn", "numpy"},
+        ),
         (["worker.checksum_runner", "worker.process"], {"torch", "transformers"}),
     ],
     ids=str,
 )
 def test_what_a_process_never_imports(imports, never):
     assert modules_after(*imports) & never == set()
+
+
+def test_every_name_of_the_client_library_is_there():
+    import frontend
+
+    for name in frontend.__all__:
+        assert hasattr(frontend, name), name
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        frontend.Nonsense  # noqa: B018 - looking is what is tried
 
 
 @pytest.mark.parametrize("package", PACKAGES)

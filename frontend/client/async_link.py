@@ -12,6 +12,7 @@ from frontend.client.errors import (
     ClientUseError,
     EngineGoneError,
     EngineTimeoutError,
+    closed,
     no_hello,
     too_slow,
 )
@@ -92,6 +93,8 @@ class AsyncLink:
 
     async def abort(self, request_ids: list[int], timeout_s: float) -> None:
         """Abort requests and wait until the engine works on none of them."""
+        if self._context.closed:
+            raise closed()
         answers: asyncio.Queue[AbortAck | Failed] = asyncio.Queue()
         session = self.session
         expected = sum(session.abort(number, answers.put_nowait) for number in request_ids)
@@ -104,7 +107,7 @@ class AsyncLink:
             return
         with contextlib.suppress(EngineError):
             await self.abort(self.session.live_request_ids, CLOSE_TIMEOUT_S)
-        self._session.fail(ClientUseError("This client is closed."))
+        self._session.fail(closed())
         self._serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._serving

@@ -30,6 +30,11 @@ class ClientUseError(EngineError):
     """The program's fault: says how a client is to be used."""
 
 
+def closed() -> ClientUseError:
+    """Return what to raise where a client is used after its end."""
+    return ClientUseError("This client is closed.")
+
+
 def no_hello(address: str, timeout_s: float) -> EngineGoneError:
     """Return what to raise where nothing answers a client's first message."""
     return EngineGoneError(

@@ -19,6 +19,7 @@ from frontend.client.errors import (
     ClientUseError,
     EngineGoneError,
     EngineTimeoutError,
+    closed,
     no_hello,
     too_slow,
 )
@@ -105,6 +106,8 @@ class Link:
         """
         deadline = time.monotonic() + timeout_s
         with self.session() as session:
+            if self._context.closed:
+                raise closed()
             while True:
                 self._receive()
                 if is_done():
@@ -173,7 +176,7 @@ class Link:
                 return
             with contextlib.suppress(EngineError):
                 self.abort(self._session.live_request_ids, CLOSE_TIMEOUT_S)
-            self._session.fail(ClientUseError("This client is closed."))
+            self._session.fail(closed())
             self._watch.close()
             self._dealer.close()
             self._context.destroy(linger=0)

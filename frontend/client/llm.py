@@ -52,7 +52,7 @@ class LLM:
         served_model_name: str = "",
         api_key_file: str | Path = "",
         seed: int = 0,
-        drain_timeout_s: float = 3.0,
+        drain_timeout_s: float = 0.0,
         step_timeout_s: float = 30.0,
         fake_workers: bool = False,
         record: str | Path = "",
@@ -62,8 +62,9 @@ class LLM:
         """Start an engine and wait until it is ready.
 
         The arguments are the flags of `launch.py`, where `--help` explains them, with its defaults
-        but for two: `policy` is "throughput", and only warnings are logged. `model` is a
-        directory, a GGUF file or a Hub id; empty: the bundled model.
+        but for three: `policy` is "throughput", only warnings are logged, and what is open when the
+        engine is to stop is not waited for. `model` is a directory, a GGUF file or a Hub id; empty:
+        the bundled model.
 
         Raises ConfigError for what the launcher refuses and ProcessError for a start that fails,
         both with the launcher's own sentence, and EngineTimeoutError after start_timeout_s seconds.
@@ -108,6 +109,11 @@ class LLM:
         except BaseException:
             self._process.close(drain_timeout_s)
             raise
+
+    @property
+    def pid(self) -> int:
+        """The launcher's process id."""
+        return self._process.pid
 
     def generate(
         self,

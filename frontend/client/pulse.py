@@ -44,7 +44,7 @@ class Pulse:
             what = f"has answered nothing for {self._silence_limit_s:g} s"
             self._session.fail(EngineGoneError(self._session.address, what))
         if self._session.failure is not None:
-            return self._silence_limit_s
+            return 0.0
         if now >= self._next_probe:
             self._next_probe = now + self._probe_interval_s
             self._session.ask_status(_ignore)

@@ -1,0 +1,33 @@
+"""Stream many answers at once from a running engine: python -m examples.async_client ADDRESS"""
+
+import asyncio
+import sys
+
+from frontend import AsyncClient, SamplingParams
+
+QUESTIONS = ["Why is the sky blue?", "Why is grass green?", "Why is snow white?"]
+
+
+async def ask(client: AsyncClient, question: str) -> str:
+    """Return the answer to one question, for at most ten seconds of it."""
+    answer = ""
+    chat = [{"role": "user", "content": question}]
+    try:
+        async with asyncio.timeout(10):
+            async for delta in client.stream(chat, SamplingParams(seed=1, max_tokens=40)):
+                answer += delta.text
+    except TimeoutError:
+        answer += " …"  # cancelling the loop has aborted the request
+    return answer
+
+
+async def main(address: str) -> None:
+    """Ask all questions at the same time."""
+    async with AsyncClient(address) as client:
+        answers = await asyncio.gather(*(ask(client, question) for question in QUESTIONS))
+    for question, answer in zip(QUESTIONS, answers, strict=True):
+        print(f"{question}\n    {answer}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

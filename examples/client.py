@@ -1,0 +1,34 @@
+"""Use a running engine: python -m examples.client ADDRESS_OR_RUN_DIR
+
+The address is in the engine's ready line: client=ipc://…
+"""
+
+import sys
+
+from frontend import Client, RequestError, SamplingParams
+
+
+def main(address: str) -> None:
+    """Generate at once, as a stream, and with a request that is refused."""
+    with Client(address) as client:
+        print("model:", client.status().model)
+
+        params = SamplingParams(temperature=0, max_tokens=16)
+        for generation in client.generate(["One, two,", "Red, green,"], params):
+            print(repr(generation.text), generation.usage)
+
+        chat = [{"role": "user", "content": "Tell me a story."}]
+        for delta in client.stream(chat, SamplingParams(temperature=0, max_tokens=200)):
+            print(delta.text, end="", flush=True)
+            if "." in delta.text:
+                break  # leaving the loop aborts the request
+        print()
+
+        try:
+            client.generate("Hello", SamplingParams(temperature=9))
+        except RequestError as error:
+            print(error.code.name, error.param, error.message)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
