@@ -35,7 +35,7 @@ from frontend.vocabulary import Vocabulary, WordlessVocabulary, load_vocabulary
 from protocol.channels import AsyncRouter
 from protocol.errors import LauncherGoneError, ModelFileError
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
-from protocol.recording import recorder
+from protocol.recording import Recorder, recorder
 from protocol.run_dir import RunDir
 
 FLUSH_S = 0.4
@@ -59,18 +59,7 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
     clients = client_address(config.listen, names.clients_address(config.index), config.index)
     epoch = config.process.epoch
     with _zmq_context() as context:
-        text = TextClient(
-            context,
-            TextConfig(
-                process=config.process,
-                address=names.text_address(config.index),
-                model=config.model,
-                tokenizer_cache=config.tokenizer_cache,
-            ),
-            tokenize_timeout_s=config.tokenize_timeout_s,
-            render_timeout_s=config.render_timeout_s,
-            recorder=taps,
-        )
+        text = _text_client(config, context, names, taps)
         link = SchedulerLink(context, names.scheduler_address(), epoch=epoch, recorder=taps)
         engine = EngineClient(
             link.send,
@@ -98,6 +87,23 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
         finally:
             endpoint.close()
             link.close()
+
+
+def _text_client(
+    config: FrontendConfig, context: zmq.asyncio.Context, names: RunDir, taps: Recorder | None
+) -> TextClient:
+    return TextClient(
+        context,
+        TextConfig(
+            process=config.process,
+            address=names.text_address(config.index),
+            model=config.model,
+            tokenizer_cache=config.tokenizer_cache,
+        ),
+        tokenize_timeout_s=config.tokenize_timeout_s,
+        render_timeout_s=config.render_timeout_s,
+        recorder=taps,
+    )
 
 
 Part = Coroutine[object, object, None]
