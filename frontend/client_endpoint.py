@@ -84,6 +84,9 @@ class ClientEndpoint:
         except ProtocolError as error:
             log.warning("refused a message of client=%s: %s", client.hex(), error)
             self._leave(client, "breaks the protocol")
+            # It may speak another version: our Hello says which one we speak.
+            connection = self._connection(client)
+            connection.hello(self._hello())
             connection.send(Reset())
 
     def _greet(self, client: bytes, hello: Hello) -> None:
@@ -96,13 +99,14 @@ class ClientEndpoint:
         connection = self._connection(client)
         connection.peer = hello
         self._sessions[client] = ClientSession(connection, self._engine, self._model)
-        connection.hello(
-            Hello(
-                role=Role.FRONTEND,
-                identity=self._identity,
-                epoch=self._epoch,
-                facts=self._engine.facts,
-            )
+        connection.hello(self._hello())
+
+    def _hello(self) -> Hello:
+        return Hello(
+            role=Role.FRONTEND,
+            identity=self._identity,
+            epoch=self._epoch,
+            facts=self._engine.facts,
         )
 
     def _connection(self, client: bytes) -> Connection[ClientToFrontend]:

@@ -75,6 +75,8 @@ def settle(
         seed=seed if params.seed is None else params.seed,
         max_tokens=_max_tokens(request, len(prompt_ids) // 4, longest_sequence(facts)),
         stop_token_ids=_stop_token_ids(params, eos_ids, facts.vocab_size),
+        # More than there are is all of them; and the wire holds no number of any size.
+        top_k=params.top_k if params.top_k < facts.vocab_size else 0,
     )
     validate_sequence(prompt_ids, resolved, facts)
     return PreparedRequest(

@@ -69,6 +69,8 @@ class Sample:
 
         Raises ProtocolError for a row that leaves out tokens.
         """
+        if self.is_finished:
+            return None
         known = len(self.output_ids) - first_index
         if known < 0:
             raise ProtocolError(
@@ -76,7 +78,7 @@ class Sample:
             )
         if known:
             token_ids, logprobs = token_ids[known:], logprobs[known:]
-        if self.is_finished or not (token_ids or reason):
+        if not (token_ids or reason):
             return None
         delta = SampleDelta(
             request_id=self.sequence.request_id,

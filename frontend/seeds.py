@@ -12,7 +12,7 @@ class SeedSource:
 
     def __init__(self, seed: int, stream: int) -> None:
         """`stream` tells frontends of one run apart."""
-        self._state = _mix(seed & _MASK) ^ _mix(~stream & _MASK)
+        self._state = _mix((_mix(seed & _MASK) + (stream + 1) * _STEP) & _MASK)
 
     def draw(self) -> int:
         """Return the next seed, a 64-bit integer."""

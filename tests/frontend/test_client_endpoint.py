@@ -1,0 +1,440 @@
+"""ZeroMQ clients by hand: a bare DEALER against the endpoint."""
+
+import asyncio
+import os
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from frontend.client_endpoint import ClientEndpoint, client_address
+from frontend.engine_client import EngineClient
+from frontend.seeds import SeedSource
+from protocol.channels import AsyncRouter
+from protocol.columns import pack_int32, unpack_float32, unpack_int32
+from protocol.connection import Codec, Connection
+from protocol.errors import ConfigError, ErrorCode
+from protocol.messages import (
+    Abort,
+    AbortAck,
+    AbortState,
+    AddSequence,
+    ChatMessage,
+    FinishReason,
+    FrontendToClient,
+    Generate,
+    Hello,
+    Output,
+    Reset,
+    Role,
+    SamplingParams,
+    Status,
+    StatusReply,
+)
+from tests.frontend.conftest import FACTS, DeskText, make_deltas, until
+
+PROMPT = pack_int32([1, 2, 3])
+
+
+class Client:
+    """A client's socket and connection."""
+
+    def __init__(self, context, address):
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect(address)
+        self.connect()
+
+    def connect(self):
+        self.connection = Connection(self.socket.send, Codec(FrontendToClient))
+        self.connection.adopt_epoch(5)
+
+    async def hello(self, role=Role.CLIENT):
+        self.connection.hello(Hello(role=role, identity=os.urandom(16)))
+        return await self.receive()
+
+    def send(self, message):
+        self.connection.send(message)
+
+    async def receive(self):
+        async with asyncio.timeout(2):
+            while (message := self.connection.receive(await self.socket.recv())) is None:
+                pass
+            return message
+
+    async def is_silent(self, seconds=0.05):
+        try:
+            async with asyncio.timeout(seconds):
+                await self.socket.recv()
+        except TimeoutError:
+            return True
+        return False
+
+
+class Bench:
+    """An endpoint, and the scheduler's side of its engine client."""
+
+    def __init__(self, context, address, endpoint, engine, sent):
+        self._context, self._address = context, address
+        self.endpoint, self.engine, self._sent = endpoint, engine, sent
+        self.clients = []
+
+    def client(self):
+        self.clients.append(Client(self._context, self._address))
+        return self.clients[-1]
+
+    async def sequences(self, count):
+        await until(lambda: len(self._added()) >= count)
+        return self._added()
+
+    def _added(self):
+        return [message for message in self._sent if isinstance(message, AddSequence)]
+
+    def aborts(self):
+        return [(m.request_id, m.sample) for m in self._sent if isinstance(m, Abort)]
+
+    def tokens(self, sequence, ids, *, first, reason=0, **fields):
+        self.engine.take_deltas(make_deltas(sequence, ids, first=first, reason=reason, **fields))
+
+
+@pytest.fixture
+def bench(tmp_path, smol_desk, smol_vocabulary):
+    """Return a function that runs a coroutine function with a Bench."""
+
+    async def main(use):
+        context = zmq.asyncio.Context()
+        sent = []
+        engine = EngineClient(
+            sent.append, DeskText(smol_desk), SeedSource(0, 0), max_live_sequences=64
+        )
+        engine.meet_scheduler(FACTS)
+        engine.learn_text(smol_vocabulary, [2])
+        router = AsyncRouter(context, f"ipc://{tmp_path}/clients")
+        endpoint = ClientEndpoint(router, engine, "smol", epoch=5)
+        running = asyncio.create_task(endpoint.run())
+        bench = Bench(context, router.address, endpoint, engine, sent)
+        try:
+            async with asyncio.timeout(20):
+                return await use(bench)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            endpoint.close()
+            for client in bench.clients:
+                client.socket.close()
+            context.destroy(linger=0)
+
+    return lambda use: asyncio.run(main(use))
+
+
+def test_hello_generate_output(bench):
+    async def use(bench):
+        client = bench.client()
+        hello = await client.hello()
+        client.send(
+            Generate(request_id=70, prompt="hello", params=SamplingParams(max_tokens=5, logprobs=1))
+        )
+        (sequence,) = await bench.sequences(1)
+        bench.tokens(sequence, [28120], first=0, cached=1, logprobs=[([28120, 5], [-0.5, -1.0])])
+        first = await client.receive()
+        bench.tokens(sequence, [665], first=1, reason=FinishReason.LENGTH, cached=1)
+        return hello, sequence, first, await client.receive()
+
+    hello, sequence, first, last = bench(use)
+    assert (hello.role, hello.epoch, hello.facts) == (Role.FRONTEND, 5, FACTS)
+    assert unpack_int32(sequence.prompt_ids) == [28120]
+    assert sequence.params.stop_token_ids == [2]
+    assert (first.request_id, first.sample, first.first_index, first.text) == (70, 0, 0, "hello")
+    assert unpack_int32(first.token_ids) == [28120]
+    assert unpack_int32(first.logprobs.ids) == [28120, 5]
+    assert unpack_float32(first.logprobs.values) == [-0.5, -1.0]
+    assert unpack_int32(first.logprobs.positions) == [1]
+    assert (first.finish_reason, first.usage) == (None, None)
+    assert (last.first_index, last.finish_reason) == (1, FinishReason.LENGTH)
+    usage = last.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (1, 2, 1)
+
+
+def test_a_chat_and_samples_without_a_stream(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        chat = [ChatMessage(role="user", content="hello")]
+        params = SamplingParams(n=2, stop=["!"])
+        client.send(Generate(request_id=1, prompt=chat, params=params, stream=False))
+        first, second = await bench.sequences(2)
+        for place, token_id in enumerate([28120, 665]):
+            bench.tokens(first, [token_id], first=place)
+        assert await client.is_silent()
+        bench.tokens(first, [17], first=2)  # "!"
+        bench.tokens(second, [28120], first=0, reason=FinishReason.LENGTH)
+        return [await client.receive() for _ in range(2)], bench.aborts()
+
+    outputs, aborts = bench(use)
+    first, second = sorted(outputs, key=lambda output: output.sample)
+    assert (first.finish_reason, unpack_int32(first.token_ids)) == (
+        FinishReason.STOP,
+        [28120, 665, 17],
+    )
+    assert first.text.startswith("hello")
+    assert "!" not in first.text
+    assert first.usage.completion_tokens == 3
+    assert (second.text, second.finish_reason) == ("hello", FinishReason.LENGTH)
+    assert aborts == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"prompt": ""}, ErrorCode.INVALID_REQUEST, "prompt"),
+        ({"prompt": []}, ErrorCode.INVALID_REQUEST, "messages"),
+        ({"prompt_ids": pack_int32([49152])}, ErrorCode.INVALID_REQUEST, "prompt"),
+        ({"prompt_ids": b"abc"}, ErrorCode.INVALID_REQUEST, "prompt_ids"),
+        ({"prompt_ids": PROMPT, "prompt": "x"}, ErrorCode.INVALID_REQUEST, "prompt_ids"),
+        ({"prompt_ids": pack_int32([1] * 600)}, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "prompt"),
+        (
+            {"prompt": [ChatMessage(role="robot", content="x")]},
+            ErrorCode.INVALID_REQUEST,
+            "messages",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_refused_request_ends_each_of_its_samples(bench, fields, code, param):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        client.send(Generate(request_id=3, params=SamplingParams(n=2), **fields))
+        outputs = [await client.receive() for _ in range(2)]
+        # The id is free again.
+        client.send(Generate(request_id=3, prompt="x", params=SamplingParams()))
+        await bench.sequences(1)
+        return outputs
+
+    outputs = bench(use)
+    assert [output.sample for output in outputs] == [0, 1]
+    for output in outputs:
+        assert (output.error.code, output.error.param) == (code, param)
+
+
+@pytest.mark.parametrize("sample", [-1, 0])
+def test_an_abort_is_acknowledged_and_nothing_follows(bench, sample):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        client.send(Generate(request_id=9, prompt_ids=PROMPT, params=SamplingParams(n=2)))
+        first, second = await bench.sequences(2)
+        bench.tokens(first, [28120], first=0)
+        assert (await client.receive()).text == "hello"
+        client.send(Abort(request_id=9, sample=sample))
+        await until(bench.aborts)
+        bench.tokens(first, [665], first=1)
+        silent = await client.is_silent()
+        ack = AbortAck(
+            request_id=first.request_id, sample=sample, state=AbortState.LIVE, blocks_returned=4
+        )
+        bench.engine.take_ack(ack)
+        answer = await client.receive()
+        bench.tokens(second, [665], first=0, reason=FinishReason.LENGTH)
+        if sample == 0:
+            rest = [await client.receive()]
+        else:
+            assert await client.is_silent()
+            rest = []
+        client.send(Abort(request_id=9))
+        return silent, answer, rest, await client.receive(), bench.engine.num_live_requests
+
+    silent, answer, rest, unknown, live = bench(use)
+    assert silent
+    assert (answer.request_id, answer.sample) == (9, sample)
+    assert (answer.state, answer.blocks_returned) == (AbortState.LIVE, 4)
+    assert [output.sample for output in rest] == ([1] if sample == 0 else [])
+    assert unknown.state is AbortState.UNKNOWN
+    assert live == 0
+
+
+def test_an_abort_of_what_has_ended_or_not_begun(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams(n=2)))
+        first, _ = await bench.sequences(2)
+        bench.tokens(first, [5], first=0, reason=FinishReason.LENGTH)
+        await client.receive()
+        client.send(Abort(request_id=1, sample=0))
+        ended = await client.receive()
+        client.send(Generate(request_id=2, prompt="hello", params=SamplingParams()))
+        client.send(Abort(request_id=2))
+        early = await client.receive()
+        client.send(Status())
+        await client.receive()
+        return ended, early, len(await bench.sequences(2))
+
+    ended, early, sequences = bench(use)
+    assert ended.state is AbortState.FINISHED
+    assert early.state is AbortState.LIVE
+    assert sequences == 2
+
+
+def test_status(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+        await bench.sequences(1)
+        client.send(Status())
+        return await client.receive()
+
+    status = bench(use)
+    assert isinstance(status, StatusReply)
+    assert (status.model, status.ready, status.facts) == ("smol", True, FACTS)
+    assert (status.live_requests, status.waiting_requests) == (1, 0)
+
+
+def test_clients_do_not_see_each_other(bench):
+    async def use(bench):
+        first, second = bench.client(), bench.client()
+        for client in (first, second):
+            await client.hello()
+            client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+        one, other = await bench.sequences(2)
+        second.send(Abort(request_id=1))
+        await until(bench.aborts)
+        (aborted,) = bench.aborts()
+        left = other if aborted[0] == one.request_id else one
+        bench.tokens(left, [28120], first=0, reason=FinishReason.LENGTH)
+        return await first.receive(), await second.is_silent()
+
+    output, silent = bench(use)
+    assert isinstance(output, Output)
+    assert silent
+
+
+@pytest.mark.parametrize("how", ["hello again", "reset", "nonsense", "same id"])
+def test_a_client_that_leaves_or_misbehaves_loses_its_requests_only(bench, how, caplog):
+    async def use(bench):
+        client, other = bench.client(), bench.client()
+        for one in (client, other):
+            await one.hello()
+            one.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+        await bench.sequences(2)
+        if how == "hello again":
+            client.connect()
+            answer = await client.hello()
+        elif how == "reset":
+            client.send(Reset())
+            answer = None
+        elif how == "nonsense":
+            await client.socket.send(b"\xc1nonsense")
+            answer = [await client.receive() for _ in range(2)]
+        else:
+            client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+            answer = [await client.receive() for _ in range(2)]
+        await until(bench.aborts)
+        live = bench.engine.num_live_requests
+        client.connect()
+        hello = await client.hello()
+        return answer, live, hello, len(bench.aborts())
+
+    answer, live, hello, aborts = bench(use)
+    if isinstance(answer, list):
+        assert [type(message) for message in answer] == [Hello, Reset]
+    assert (live, aborts) == (1, 1)
+    assert isinstance(hello, Hello)
+    assert "Traceback" not in caplog.text
+
+
+def test_a_client_that_is_gone_is_noticed_when_it_is_spoken_to(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+        (sequence,) = await bench.sequences(1)
+        client.socket.close()
+        place = 0
+        while not bench.aborts():
+            bench.tokens(sequence, [5], first=place)
+            place += 1
+            await asyncio.sleep(0.01)
+        return bench.engine.num_live_requests
+
+    assert bench(use) == 0
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[b""], [b"a", b"b"], [b"\x91\xa8Generate"], [b"\xff" * 1000], [msgspec.msgpack.encode([])]],
+    ids=repr,
+)
+def test_strangers_do_no_harm(bench, frames, caplog):
+    async def use(bench):
+        stranger, client = bench.client(), bench.client()
+        await stranger.socket.send_multipart(frames)
+        await client.hello()
+        return len(bench.endpoint._sessions)
+
+    assert bench(use) == 1
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields", [{"role": Role.WORKER}, {"role": Role.CLIENT, "protocol_version": 99}], ids=str
+)
+def test_other_roles_and_versions_are_told_ours(bench, fields):
+    async def use(bench):
+        client = bench.client()
+        client.connection.hello(Hello(identity=b"x", **fields))
+        return [await client.receive() for _ in range(2)], len(bench.endpoint._sessions)
+
+    (hello, reset), sessions = bench(use)
+    assert hello.protocol_version == 1
+    assert isinstance(reset, Reset)
+    assert sessions == 0
+
+
+def test_the_end_of_all_reaches_clients(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+        await bench.sequences(1)
+        bench.engine.start_draining(0.0)
+        client.send(Generate(request_id=2, prompt_ids=PROMPT, params=SamplingParams()))
+        refused = await client.receive()
+        bench.engine.end_all()
+        return refused, await client.receive()
+
+    refused, ended = bench(use)
+    assert (refused.request_id, refused.error.code) == (2, ErrorCode.NOT_READY)
+    assert (ended.request_id, ended.error.code) == (1, ErrorCode.NOT_READY)
+
+
+@pytest.mark.parametrize(
+    ("listen", "index", "address"),
+    [
+        ("", 3, "ipc:///r/clients-3"),
+        ("tcp://127.0.0.1:5555", 2, "tcp://127.0.0.1:5557"),
+        ("tcp://localhost:5555", 0, "tcp://localhost:5555"),
+        ("tcp://127.0.0.1:0", 2, "tcp://127.0.0.1:0"),
+    ],
+)
+def test_where_a_frontend_listens_for_clients(listen, index, address):
+    assert client_address(listen, "ipc:///r/clients-3", index) == address
+
+
+@pytest.mark.parametrize(
+    ("listen", "sentence"),
+    [
+        ("tcp://0.0.0.0:5555", "only loopback is possible"),
+        ("tcp://10.0.0.1:5555", "only loopback is possible"),
+        ("tcp://*:5555", "only loopback is possible"),
+        ("127.0.0.1:5555", "must be tcp://HOST:PORT"),
+        ("tcp://127.0.0.1", "must be tcp://HOST:PORT"),
+        ("ipc:///tmp/x", "must be tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:65535", "leaves no port for frontend 1"),
+    ],
+)
+def test_where_it_does_not(listen, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        client_address(listen, "ipc:///r/clients-1", 1)

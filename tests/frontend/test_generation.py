@@ -1,0 +1,155 @@
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontend.generation import GenerationRequest, check_chat, settle
+from protocol.columns import pack_int32
+from protocol.connection import Codec
+from protocol.errors import ErrorCode, RequestError
+from protocol.messages import (
+    AddSequence,
+    ChatMessage,
+    EngineFacts,
+    FrontendToScheduler,
+    SamplingParams,
+)
+from protocol.validation import validate_params, validate_sequence
+
+FACTS = EngineFacts(
+    rank=0,
+    back_end="checksum",
+    block_size=16,
+    num_blocks=4,
+    slots=2,
+    max_model_len=100,
+    vocab_size=50,
+)
+PROMPT = pack_int32([1, 2, 3])
+
+
+def settled(*, prompt=PROMPT, default=None, eos_ids=(2,), **params):
+    request = GenerationRequest(
+        prompt=prompt, params=SamplingParams(**params), default_max_tokens=default
+    )
+    return settle(request, prompt, FACTS, eos_ids=eos_ids, seed=77)
+
+
+def test_what_is_open_is_settled():
+    prepared = settled(n=3, stop=["x"], top_k=5)
+    first, second, third = prepared.sample_params
+    assert (first.n, first.stop, first.seed, first.top_k) == (1, [], 77, 5)
+    # Four blocks of 16 hold less than the model could.
+    assert first.max_tokens == 64 - 3
+    assert first.stop_token_ids == [2]
+    assert len({first.seed, second.seed, third.seed}) == 3
+    assert prepared.params.stop == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "max_tokens"),
+    [(None, None, 61), (None, 16, 16), (None, 100, 61), (5, 16, 5), (61, None, 61)],
+)
+def test_max_tokens(asked, default, max_tokens):
+    prepared = settled(max_tokens=asked, default=default)
+    assert prepared.sample_params[0].max_tokens == max_tokens
+
+
+def test_more_than_the_room_left_is_refused_with_both_numbers():
+    with pytest.raises(RequestError) as caught:
+        settled(max_tokens=62)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert caught.value.message == (
+        "The prompt has 3 tokens and max_tokens is 62; this engine holds 64 tokens of prompt and "
+        "output, so max_tokens may be at most 61."
+    )
+
+
+@pytest.mark.parametrize("length", [64, 65, 1000])
+def test_a_prompt_without_room_for_one_token_is_refused(length):
+    with pytest.raises(RequestError) as caught:
+        settled(prompt=pack_int32([1] * length))
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert f"has {length} tokens" in caught.value.message
+    assert "at most 63" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("params", "eos_ids", "stop_token_ids"),
+    [
+        ({}, [2, 7], [2, 7]),
+        ({"ignore_eos": True}, [2], []),
+        ({"stop_token_ids": [7, 2]}, [2], [7, 2]),
+        ({"stop_token_ids": [9], "ignore_eos": True}, [2], [9]),
+        ({}, [50, -1, 3], [3]),
+    ],
+)
+def test_the_models_end_tokens_are_added(params, eos_ids, stop_token_ids):
+    assert settled(eos_ids=eos_ids, **params).sample_params[0].stop_token_ids == stop_token_ids
+
+
+def test_too_many_end_tokens_are_refused():
+    facts = msgspec.structs.replace(FACTS, vocab_size=1000)
+    request = GenerationRequest(
+        prompt=PROMPT, params=SamplingParams(stop_token_ids=[*range(100, 163)])
+    )
+    settle(request, PROMPT, facts, eos_ids=[2], seed=0)
+    with pytest.raises(
+        RequestError, match="has 63 ids; with the model's own, at most 64"
+    ) as caught:
+        settle(request, PROMPT, facts, eos_ids=[2, 3], seed=0)
+    assert caught.value.param == "stop_token_ids"
+
+
+def test_a_large_top_k_keeps_everything():
+    assert settled(top_k=50).sample_params[0].top_k == 0
+    assert settled(top_k=2**40).sample_params[0].top_k == 0
+    assert settled(top_k=49).sample_params[0].top_k == 49
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([], "messages is empty"),
+        ([ChatMessage(role="robot", content="x")], "has a role 'robot'; roles are assistant, "),
+    ],
+)
+def test_a_chat_that_no_template_could_render(messages, sentence):
+    with pytest.raises(RequestError, match=sentence):
+        check_chat(messages)
+
+
+anything = st.integers() | st.integers(-3, 70) | st.integers(2**31 - 2, 2**31 + 2)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    temperature=st.floats() | st.floats(0, 2),
+    top_k=anything,
+    top_p=st.floats() | st.floats(0, 1),
+    min_p=st.floats() | st.floats(0, 1),
+    seed=st.none() | st.integers() | st.integers(-(2**63), 2**63 - 1),
+    max_tokens=st.none() | anything,
+    min_tokens=anything,
+    n=st.integers(-1, 66),
+    stop=st.lists(st.text(max_size=3) | st.text(min_size=200, max_size=300), max_size=6),
+    stop_token_ids=st.lists(anything, max_size=4),
+    logprobs=st.none() | st.integers(-2, 25),
+    prompt=st.lists(st.integers(-1, 51), max_size=70),
+)
+def test_what_is_accepted_is_legal_on_the_wire(prompt, **fields):
+    """One request that breaks the wire would end the connection, and with it all the others."""
+    params = SamplingParams(**fields)
+    request = GenerationRequest(prompt=pack_int32(prompt), params=params)
+    try:
+        validate_params(params, FACTS)
+        prepared = settle(request, pack_int32(prompt), FACTS, eos_ids=[2], seed=1)
+    except RequestError:
+        return
+    codec = Codec(FrontendToScheduler)
+    for sample, resolved in enumerate(prepared.sample_params):
+        sent = AddSequence(
+            request_id=1, sample=sample, prompt_ids=prepared.prompt_ids, params=resolved
+        )
+        received = codec.decode(msgspec.msgpack.encode(sent))
+        validate_sequence(received.prompt_ids, received.params, FACTS)

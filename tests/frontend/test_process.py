@@ -1,0 +1,250 @@
+"""The frontend as a process: what it reports, how it ends."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import zmq.asyncio
+
+from frontend.config import FrontendConfig
+from protocol.child import Child
+from protocol.flags import to_flags
+from protocol.lifecycle import ProcessConfig
+from tests.frontend.conftest import FACTS, ROOT, FakeScheduler, Http, parse_events, until
+
+CHAT = "/v1/chat/completions"
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class Running:
+    """A frontend process, its scheduler, and the launcher's end of its pipes."""
+
+    def __init__(self, child, scheduler, http, encode):
+        self.child, self.scheduler, self.http, self.encode = child, scheduler, http, encode
+
+    def _is_ready(self):
+        self.child.read_reports()
+        self.child.read_log()
+        return self.child.ready is not None
+
+    async def ready(self):
+        """Wait until it has reported ready."""
+        await until(self._is_ready)
+
+    async def end(self):
+        """Wait for the process's end; return its exit code."""
+        async with asyncio.timeout(5):
+            while self.child.process.poll() is None:
+                self.child.read_log()
+                await asyncio.sleep(0.01)
+        self.child.read_to_end()
+        return self.child.process.returncode
+
+
+@pytest.fixture
+def frontend(tmp_path, gguf_file, tokenizer_cache, smol_tokenizer):
+    """Return a function that runs a coroutine function with a running frontend."""
+
+    async def main(use, with_scheduler, fields):
+        listener = socket.create_server(("127.0.0.1", 0))
+        config = FrontendConfig(
+            process=ProcessConfig(run_dir=str(tmp_path)),
+            **{
+                "model": str(gguf_file),
+                "served_model_name": "smol",
+                "http_fd": listener.fileno(),
+                "tokenizer_cache": str(tokenizer_cache),
+                "drain_timeout_s": 1.0,
+                **fields,
+            },
+        )
+        child = Child(
+            "frontend-0",
+            [sys.executable, "-m", "frontend", *to_flags(config)],
+            directory=str(ROOT),
+            environment=dict(os.environ),
+            pass_fds=(listener.fileno(),),
+        )
+        context = zmq.asyncio.Context()
+        scheduler = FakeScheduler(context, f"ipc://{tmp_path}/scheduler", FACTS)
+        tasks = [asyncio.create_task(scheduler.run())] if with_scheduler else []
+        http = Http(listener.getsockname()[1])
+        encode = smol_tokenizer.encode
+        try:
+            async with asyncio.timeout(40):
+                return await use(Running(child, scheduler, http, lambda text: encode(text).ids))
+        finally:
+            http.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            child.signal(signal.SIGKILL)
+            child.process.wait()
+            child.read_to_end()
+            child.close()
+            scheduler.close()
+            context.destroy(linger=0)
+            listener.close()
+
+    def run(use, *, with_scheduler=True, **fields):
+        return asyncio.run(main(use, with_scheduler, fields))
+
+    return run
+
+
+def test_it_serves_once_scheduler_and_text_process_have_reported(frontend):
+    async def use(running):
+        early, _, _ = await running.http.request("GET", "/health")
+        await running.ready()
+        running.scheduler.answer = lambda sequence: running.scheduler.say(
+            sequence, [*running.encode("Paris."), 2]
+        )
+        status, answer = await running.http.post(CHAT, HI)
+        return early, running.child.ready.detail, status, answer, running.child.heartbeat
+
+    early, detail, status, answer, heartbeat = frontend(use)
+    assert early == 503
+    assert detail.startswith("ipc:///")
+    assert detail.endswith("/clients-0")
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "Paris.")
+    assert heartbeat is not None
+
+
+def test_without_a_scheduler_it_answers_that_it_is_not_ready(frontend):
+    async def use(running):
+        while True:
+            _, _, content = await running.http.request("GET", "/health")
+            reason = json.loads(content)["reason"]
+            if "tokenizer" in reason or psutil.Process(running.child.process.pid).children():
+                break
+        status, answer = await running.http.post(CHAT, HI)
+        return status, answer, running.child.ready
+
+    status, answer, ready = frontend(use, with_scheduler=False)
+    assert status == 503
+    assert answer["error"]["message"].startswith("The engine is starting: the scheduler")
+    assert ready is None
+
+
+def test_the_launchers_end_is_its_end_at_once(frontend):
+    async def use(running):
+        await running.ready()
+        (text,) = psutil.Process(running.child.process.pid).children()
+        answer = await running.http.open("POST", CHAT, {**HI, "stream": True})
+        sequence = await running.scheduler.next_sequence()
+        running.scheduler.tokens(sequence, [5])
+        await answer.head()
+        started = time.monotonic()
+        running.child.cut_lifeline()
+        code = await running.end()
+        seconds = time.monotonic() - started
+        await until(lambda: not text.is_running() or text.status() == psutil.STATUS_ZOMBIE)
+        return code, seconds, list(running.child.log_tail)
+
+    code, seconds, log = frontend(use)
+    assert code == 0
+    assert seconds < 1
+    assert not any("Traceback" in line or " E " in line for line in log)
+
+
+def test_sigterm_lets_streams_finish_and_refuses_new_ones(frontend):
+    async def use(running):
+        await running.ready()
+        answer = await running.http.open("POST", CHAT, {**HI, "stream": True})
+        sequence = await running.scheduler.next_sequence()
+        running.scheduler.tokens(sequence, running.encode("Hel"))
+        await answer.head()
+        running.child.signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        refused, _, _ = await running.http.request("POST", CHAT, HI)
+        running.scheduler.tokens(sequence, [*running.encode("lo"), 2], reason=1)
+        events = parse_events(await answer.rest())
+        return refused, events, await running.end()
+
+    refused, events, code = frontend(use)
+    assert refused == 503
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert events[-1] == "[DONE]"
+    assert code == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_after_the_drain_time_open_streams_are_told_why(frontend, signals):
+    async def use(running):
+        await running.ready()
+        answer = await running.http.open("POST", CHAT, {**HI, "stream": True})
+        sequence = await running.scheduler.next_sequence()
+        running.scheduler.tokens(sequence, running.encode("Hel"))
+        await answer.head()
+        started = time.monotonic()
+        for _ in range(signals):
+            running.child.signal(signal.SIGTERM)
+            await asyncio.sleep(0.05)
+        events = parse_events(await answer.rest())
+        code = await running.end()
+        return events, code, time.monotonic() - started
+
+    events, code, seconds = frontend(use)
+    assert events[-2]["error"]["message"] == "The server stopped before this was finished."
+    assert events[-1] == "[DONE]"
+    assert code == 0
+    assert seconds < (2 if signals == 1 else 0.9)
+
+
+def test_an_unusable_model_is_its_failure(frontend, tmp_path):
+    async def use(running):
+        return await running.end(), running.child.failure
+
+    code, failure = frontend(use, model=str(tmp_path / "nothing"))
+    assert code == 2
+    assert (failure.exit_code, failure.sentence) == (
+        2,
+        f"--model: there is no file or directory {tmp_path}/nothing.",
+    )
+
+
+def test_a_text_process_that_is_killed_is_replaced(frontend):
+    async def use(running):
+        await running.ready()
+        (text,) = psutil.Process(running.child.process.pid).children()
+        text.kill()
+        running.scheduler.answer = lambda sequence: running.scheduler.say(sequence, [5, 2])
+        return await running.http.post(CHAT, HI)
+
+    assert frontend(use)[0] == 200
+
+
+@pytest.mark.slow
+def test_it_sleeps_when_there_is_nothing_to_do(frontend):
+    async def use(running):
+        await running.ready()
+        await asyncio.sleep(0.5)
+        process = psutil.Process(running.child.process.pid)
+        family = [process, *process.children()]
+        before = [sum(member.cpu_times()[:2]) for member in family]
+        await asyncio.sleep(2)
+        return [sum(m.cpu_times()[:2]) - b for m, b in zip(family, before, strict=True)]
+
+    own, text = frontend(use)
+    # Ticks of 10 ms: at most one may fall into two seconds of half a percent.
+    assert own <= 0.02
+    assert text <= 0.01
+
+
+def test_flags_are_checked():
+    done = subprocess.run(
+        [sys.executable, "-m", "frontend", "--run-dir", "x", "--model", "y", "--port", "70000"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--port is 70000; it must be 0 to 65535" in done.stderr

@@ -1,0 +1,68 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import ModelFileError
+from worker.model_config import FactorScaling, ModelConfig, merge_token_ids
+
+SMOL = ModelConfig(
+    source=Path("config.json"),
+    architecture="LlamaForCausalLM",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    rope_theta=100_000.0,
+    rope_scaling=None,
+    max_position_embeddings=8192,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    mlp_bias=False,
+    bos_token_id=1,
+    eos_token_ids=(2,),
+    dtype="bfloat16",
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({}, (1, 3)),
+        ({"num_heads": 8, "num_kv_heads": 8}, (1, 2, 4, 8)),
+        # KV heads are replicated when there are more ranks than heads.
+        ({"num_heads": 8, "num_kv_heads": 2}, (1, 2, 4, 8)),
+        ({"num_heads": 12, "num_kv_heads": 4}, (1, 2, 4, 12)),
+        ({"num_heads": 8, "num_kv_heads": 8, "intermediate_size": 1538}, (1, 2)),
+    ],
+)
+def test_legal_tp_sizes(sizes: dict[str, int], expected: tuple[int, ...]):
+    assert replace(SMOL, **sizes).legal_tp_sizes() == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architecture": "MambaForCausalLM"}, ["MambaForCausalLM", "supported: Llama"]),
+        ({"num_kv_heads": 10}, ["num_key_value_heads is 10", "1 to 9"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps is nan"]),
+        ({"rope_theta": 0.0}, ["rope_theta is 0.0"]),
+        ({"bos_token_id": -1}, ["bos_token_id is -1", "0 to 49151"]),
+        ({"rope_scaling": FactorScaling(factors=(1.0,) * 31)}, ["rope factors", "32 numbers"]),
+        ({"rope_scaling": FactorScaling(factors=(0.0,) * 32)}, ["rope factor", "above 0"]),
+    ],
+)
+def test_bad_values(changes: dict[str, Any], words: list[str]):
+    with pytest.raises(ModelFileError) as error:
+        replace(SMOL, **changes)
+    for word in ["config.json", *words]:
+        assert word in str(error.value)
+
+
+def test_merge_token_ids():
+    assert merge_token_ids((3, 1), (), (1, 2)) == (3, 1, 2)

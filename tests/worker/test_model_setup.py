@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from protocol.errors import ConfigError, ModelFileError
+from protocol.lifecycle import ProcessConfig
+from tests.worker.plan_builder import make_join, make_plan
+from tests.worker.tiny_models import save_llama
+from worker.config import WorkerConfig
+from worker.model_setup import build_model_runner
+
+PROCESS = ProcessConfig(run_dir="unused")
+
+
+@pytest.fixture(autouse=True)
+def _restore_torch():
+    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(grad)
+
+
+def test_defaults_come_from_model_and_machine(tmp_path: Path):
+    save_llama(tmp_path)
+    config = WorkerConfig(process=PROCESS, model=str(tmp_path), num_blocks=20, threads=1)
+    runner = build_model_runner(config)
+    facts = runner.facts
+    assert (facts.max_model_len, facts.vocab_size) == (128, 131)
+    assert (facts.block_size, facts.num_blocks, facts.slots) == (16, 20, 64)
+    assert facts.back_end == "torch"
+    assert torch.get_num_threads() == 1
+    output = runner.execute(make_plan(1, joins=[make_join(0, [1], [0])], chunks=[(0, 0, 1, 1)]))
+    assert output.counts.tolist() == [1]
+
+
+def test_dummy_weights(tmp_path: Path):
+    save_llama(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    arguments = {"process": PROCESS, "model": str(tmp_path), "num_blocks": 4}
+    with pytest.raises(ModelFileError, match="holds neither"):
+        build_model_runner(WorkerConfig(**arguments))
+    runner = build_model_runner(WorkerConfig(**arguments, load_format="dummy", dtype="bfloat16"))
+    assert runner.facts.num_blocks == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        ({"attention": "fa3"}, "--attention fa3"),
+    ],
+)
+def test_flags_that_do_not_fit(tmp_path: Path, flags: dict[str, str], word: str):
+    save_llama(tmp_path)
+    with pytest.raises(ConfigError, match=word):
+        build_model_runner(WorkerConfig(process=PROCESS, model=str(tmp_path), **flags))
