@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from protocol.columns import pack_int32
 from protocol.messages import Join, SamplingParams, StepPlan
@@ -143,36 +144,32 @@ class _Comparer:
 
 
 def make_references(
-    model: torch.nn.Module, *, vocab_size: int, num_prompts: int, num_tokens: int
+    model: PreTrainedModel, *, vocab_size: int, num_prompts: int, num_tokens: int
 ) -> list[Reference]:
     """Return a transformers model's greedy continuations of random prompts.
 
     Prompts come in groups of equal length, so that a group is one batch without padding.
     """
-    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)
     references = []
     groups = 4
     for group in range(groups):
         count = num_prompts // groups
         length = 7 + 173 * group
-        prompts = torch.randint(3, vocab_size, (count, length), generator=generator).to(device)
+        prompts = torch.randint(3, vocab_size, (count, length), generator=generator)
+        prompts = prompts.to(model.device)
         with torch.inference_mode():
-            sequences = _continue(model, prompts, num_tokens)
+            sequences = model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
             logits = model(sequences).logits[:, length - 1 : -1].float().cpu()
         for prompt, sequence, scores in zip(
             prompts.tolist(), sequences[:, length:].tolist(), logits, strict=True
         ):
             references.append(Reference(prompt=prompt, tokens=sequence, logits=scores))
     return references
-
-
-def _continue(model: torch.nn.Module, prompts: Tensor, num_tokens: int) -> Tensor:
-    """Return the prompts with their greedy continuations. [n, length] -> [n, length + tokens]"""
-    output = model(prompts, use_cache=True)
-    sequences = prompts
-    for _ in range(num_tokens - 1):
-        token = output.logits[:, -1:].argmax(-1)
-        sequences = torch.cat((sequences, token), dim=1)
-        output = model(token, past_key_values=output.past_key_values, use_cache=True)
-    return torch.cat((sequences, output.logits[:, -1:].argmax(-1)), dim=1)
