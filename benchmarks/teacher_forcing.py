@@ -150,6 +150,8 @@ def make_references(
 
     Prompts come in groups of equal length, so that a group is one batch without padding.
     """
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = None
     generator = torch.Generator().manual_seed(0)
     references = []
     groups = 4
@@ -163,7 +165,6 @@ def make_references(
                 prompts,
                 attention_mask=torch.ones_like(prompts),
                 max_new_tokens=num_tokens,
-                min_new_tokens=num_tokens,
                 do_sample=False,
                 pad_token_id=0,
             )
