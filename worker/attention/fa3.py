@@ -41,7 +41,7 @@ class Fa3Kernels:
             cache_seqlens=rows.lengths,
             qkv_dtype=self._dtype,
             page_size=self._shape.block_size,
-            causal=True,
+            causal=False,
         )
         return _Decode(lengths=rows.lengths, block_tables=rows.block_tables, plan=plan)
 
@@ -91,7 +91,7 @@ class _Decode:
             values,
             cache_seqlens=self.lengths,
             page_table=self.block_tables,
-            causal=True,
+            causal=False,  # its one query is the last token, which sees all
             scheduler_metadata=self.plan,
         )
         return output
