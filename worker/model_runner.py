@@ -20,10 +20,12 @@ from protocol.messages import EngineFacts, LogprobColumns, StepPlan
 from worker.attention.base import AttentionBackend
 from worker.batch import BatchBuilder
 from worker.kv_cache import KVCache
-from worker.models.llama import LlamaForCausalLM
+from worker.models.causal_lm import CausalLM
+from worker.parallel import TensorParallel
 from worker.runner import StepOutput, assemble_output, out_of_memory_output
-from worker.sampler import sample, top_logprobs
+from worker.sampler import top_logprobs
 from worker.sampling_slots import NO_LOGPROBS, SamplingSlots
+from worker.sharded_sampler import ShardedSampler
 from worker.slots import SlotTable
 from worker.step_rows import Int32Array, StepRows
 
@@ -35,12 +37,12 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         attention: AttentionBackend,
         cache: KVCache,
         facts: EngineFacts,
         *,
-        tp: int,
+        group: TensorParallel,
         min_rows: int,
         device: torch.device,
     ) -> None:
@@ -48,7 +50,7 @@ class ModelRunner:
         self._attention = attention
         self._cache = cache
         self._facts = facts
-        self._tp = tp
+        self._tp = group.size
         self._table = SlotTable(
             slots=facts.slots,
             num_blocks=facts.num_blocks,
@@ -63,6 +65,7 @@ class ModelRunner:
             device=device,
         )
         self._sampling = SamplingSlots(facts.slots, facts.vocab_size, device)
+        self._sampler = ShardedSampler(facts.vocab_size, group)
         self._last_tokens = torch.zeros(facts.slots, dtype=torch.int64, device=device)
 
     @property
@@ -103,9 +106,12 @@ class ModelRunner:
         return self._sample(rows, logits[: batch.num_sampled].float())
 
     def _sample(self, rows: StepRows, logits: Tensor) -> StepOutput:
-        """Sample the step's tokens from [sampled, vocab] logits and keep them as last tokens."""
+        """Sample the step's tokens and keep them as last tokens.
+
+        `logits` are this rank's, [sampled, width]; the tokens are the same on every rank.
+        """
         slots, positions = rows.sampled_slots, rows.sampled_indices
-        samples = sample(logits, self._sampling.rows(slots, positions))
+        samples = self._sampler.sample(logits, self._sampling.rows(slots, positions))
         index = torch.from_numpy(slots.astype(np.int64)).to(logits.device)
         self._last_tokens.index_copy_(0, index, samples.tokens)
 
@@ -135,10 +141,13 @@ class ModelRunner:
             for i in np.flatnonzero(num_top != NO_LOGPROBS).tolist()
             if int(sampled_rows[i]) not in failed
         ]
-        if not wanting or self._facts.rank > 0:
+        if not wanting:
             return None
         index = torch.tensor(wanting, device=logits.device)
-        ids, values = top_logprobs(logits[index], tokens[index], int(num_top[wanting].max()))
+        whole = self._sampler.whole_logits(logits[index])
+        if self._facts.rank > 0:
+            return None
+        ids, values = top_logprobs(whole, tokens[index], int(num_top[wanting].max()))
         counts: Sequence[int] = (1 + num_top[wanting]).tolist()
         # Rows that want fewer than the widest take the first of theirs.
         is_wanted = np.arange(ids.shape[1]) < np.array(counts)[:, None]

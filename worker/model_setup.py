@@ -8,14 +8,17 @@ import torch
 
 from protocol.errors import ConfigError
 from protocol.messages import EngineFacts
+from protocol.run_dir import RunDir
 from worker.attention.torch_attention import TorchAttention
 from worker.config import WorkerConfig
 from worker.kv_cache import KVCache, KVCacheShape, available_memory_bytes, cpu_num_blocks
 from worker.layers.linear import fewest_rows
-from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
+from worker.parallel import OneRank, TensorParallel, join_ranks
+from worker.rendezvous import meet
+from worker.shard import divide_heads
 
 CPU_BLOCK_SIZE = 16
 CPU_MAX_NUM_SEQS = 64
@@ -32,15 +35,18 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     """
     path = Path(config.model)
     model_config = read_model_config(path)
+    model_config.require_legal_tp(config.tp)
     device = _device(config)
     dtype = DTYPES["float32" if config.dtype == "auto" else config.dtype]
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.tp)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
+    group = _join_group(config, device)
     model, report = load_model(
         path,
         model_config,
+        group=group,
         max_model_len=max_model_len,
         dtype=dtype,
         device=device,
@@ -51,7 +57,15 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         *(report.num_bytes, report.seconds, report.num_bytes / report.seconds / 1e9),
         *(str(dtype).removeprefix("torch."), threads),
     )
-    shape = _cache_shape(config, model_config)
+    heads = divide_heads(
+        model_config.num_heads, model_config.num_kv_heads, rank=config.rank, size=config.tp
+    )
+    shape = KVCacheShape(
+        num_layers=model_config.num_layers,
+        num_kv_heads=heads.key_value.size,
+        head_dim=model_config.head_dim,
+        block_size=config.block_size or CPU_BLOCK_SIZE,
+    )
     num_blocks = config.num_blocks or cpu_num_blocks(
         shape.block_bytes(dtype), tp=config.tp, available_bytes=available_memory_bytes()
     )
@@ -70,10 +84,10 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     )
     return ModelRunner(
         model,
-        TorchAttention(cache, model_config.num_heads),
+        TorchAttention(cache, heads.query.size),
         cache,
         facts,
-        tp=config.tp,
+        group=group,
         min_rows=fewest_rows(device, dtype),
         device=device,
     )
@@ -83,17 +97,20 @@ def _device(config: WorkerConfig) -> torch.device:
     """Return where to compute. Raises ConfigError for what this version cannot do."""
     if config.device == "cuda":
         raise ConfigError("--device cuda is not supported yet: use cpu.")
-    if config.tp > 1:
-        raise ConfigError(f"--tp {config.tp} is not supported yet: use 1.")
     if config.attention not in ("auto", "torch"):
         raise ConfigError(f"--attention {config.attention} needs CUDA: use torch or auto.")
     return torch.device("cpu")
 
 
-def _cache_shape(config: WorkerConfig, model: ModelConfig) -> KVCacheShape:
-    return KVCacheShape(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.block_size or CPU_BLOCK_SIZE,
+def _join_group(config: WorkerConfig, device: torch.device) -> TensorParallel:
+    """Wait for the other ranks, if there are any, and connect to them. Raises ProcessError."""
+    if config.tp == 1:
+        return OneRank()
+    store = meet(RunDir(config.process.run_dir).store(), rank=config.rank, size=config.tp)
+    return join_ranks(
+        store,
+        rank=config.rank,
+        size=config.tp,
+        timeout_s=config.step_timeout_s,
+        device=device,
     )
