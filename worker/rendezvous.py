@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
 _NONCE_BYTES = 16
 _POLL_S = 0.02
+_FIRST_WORD_S = 1.0
 _REMIND_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class _Patience:
     """Waits a little, and says now and then for what."""
 
     def __init__(self) -> None:
-        self._remind_at = time.monotonic() + 1.0
+        self._remind_at = time.monotonic() + _FIRST_WORD_S
 
     def wait(self, awaited: str) -> None:
         if time.monotonic() >= self._remind_at:
