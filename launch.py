@@ -326,13 +326,8 @@ def count_gpus() -> int:
 
 def check_model(config: LaunchConfig, model: ModelConfig) -> None:
     """Refuse what the model does not allow, before anything loads. Raises ConfigError."""
-    sizes = model.legal_tp_sizes()
-    if not config.fake_workers and config.tp not in sizes:
-        raise ConfigError(
-            f"--tp {config.tp} does not divide this model's {model.num_heads} query heads, "
-            f"{model.num_kv_heads} KV heads and intermediate size {model.intermediate_size}; "
-            f"legal are {', '.join(map(str, sizes))}."
-        )
+    if not config.fake_workers:
+        model.require_legal_tp(config.tp)
     if config.max_model_len and config.max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len is {config.max_model_len}, and the model was made for at most "
@@ -388,6 +383,7 @@ def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dic
         num_blocks=config.num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=token_budget(config),
+        step_timeout_s=config.step_timeout_s,
         gpu_memory_utilization=config.gpu_memory_utilization,
         enforce_eager=config.enforce_eager,
         threads=config.threads,

@@ -39,6 +39,7 @@ from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import is_gguf, read_model_config
 from worker.model_loading import load_model
 from worker.model_setup import build_model_runner
+from worker.parallel import OneRank
 from worker.sampler import sample
 from worker.sampling_slots import SamplingSlots
 
@@ -103,7 +104,7 @@ def check_attention(
 
 def check_draw(device: torch.device, vocab_size: int) -> Outcome:
     """Draw tokens by the kernel and by torch."""
-    from worker.kernels.drawing import draw  # noqa: PLC0415 - needs Triton
+    from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
     slots = np.arange(64, dtype=np.int32)
     sampling = _sampling(len(slots), vocab_size, device)
@@ -114,7 +115,9 @@ def check_draw(device: torch.device, vocab_size: int) -> Outcome:
     logits[5, 7] = float("nan")
     logits[6, 8] = float("inf")
     expected = sample(logits.float(), rows)
-    drawn = draw(logits, rows.temperatures, rows.seeds, rows.positions)
+    drawn = CudaSampler(vocab_size, OneRank()).draw(
+        logits, rows.temperatures, rows.seeds, rows.positions
+    )
     same_failures = torch.equal(expected.failed, drawn.failed)
     differing = int((expected.tokens != drawn.tokens)[~expected.failed].sum())
     return Outcome(
@@ -149,7 +152,7 @@ def check_tokens(
 
 def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
     """Replay every bucket and run it eagerly, from the same state."""
-    from worker.kernels.drawing import draw  # noqa: PLC0415 - needs Triton
+    from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
     buckets, slots, max_blocks = (1, 2, 8, 24), 24, 6
     config = read_model_config(model)
@@ -162,7 +165,9 @@ def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
         block_size=choice.block_size(None),
     )
     max_len = max_blocks * shape.block_size
-    loaded, _ = load_model(model, config, max_model_len=max_len, dtype=dtype, device=device)
+    loaded, _ = load_model(
+        model, config, group=OneRank(), max_model_len=max_len, dtype=dtype, device=device
+    )
     num_blocks = slots * max_blocks
     cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
     attention = build_attention(name, cache, config.num_heads)
@@ -177,7 +182,15 @@ def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
     )
     sampling = _sampling(slots + 1, config.vocab_size, device)
     last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
-    graphs = DecodeGraphs(loaded, attention, inputs, sampling, last_tokens, draw, buckets=buckets)
+    graphs = DecodeGraphs(
+        loaded,
+        attention,
+        inputs,
+        sampling,
+        last_tokens,
+        CudaSampler(config.vocab_size, OneRank()).draw,
+        buckets=buckets,
+    )
     graphs.capture()
     contents = torch.randn(cache.data.shape, dtype=dtype, device=device)
     tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)

@@ -53,6 +53,13 @@ class WorkerConfig:
     max_model_len: int | None = field(
         default=None, metadata={"help": "most tokens of a sequence; default: the model's"}
     )
+    step_timeout_s: float = field(
+        default=30.0,
+        metadata={
+            "help": "seconds that ranks wait for each other within a step",
+            "flag": "--step-timeout",
+        },
+    )
     gpu_memory_utilization: float = field(
         default=0.9, metadata={"help": "share of the GPU's memory to use"}
     )
@@ -80,6 +87,8 @@ class WorkerConfig:
                 f"--gpu-memory-utilization {self.gpu_memory_utilization:g} must be above 0 and at "
                 "most 1"
             )
+        if not 0.1 <= self.step_timeout_s <= 86_400:
+            raise ValueError(f"--step-timeout {self.step_timeout_s:g} must be 0.1 to 86400")
         _require_range("--block-size", self.block_size, 1, 65_536)
         _require_range("--num-blocks", self.num_blocks, 1, 2**31 - 2)
         _require_range("--max-num-seqs", self.max_num_seqs, 1, 65_536)

@@ -42,6 +42,8 @@ def read_config_json(directory: Path) -> ModelConfig:
         head_dim = hidden_size // num_heads
     if config.text("hidden_act", "silu") != "silu":
         raise config.bad("hidden_act", 'must be "silu"')
+    if config.flag("use_sliding_window"):
+        raise config.bad("use_sliding_window", "must be false: attention reads the whole context")
     theta, scaling = _rope(config)
     return ModelConfig(
         source=source,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from worker.attention.base import DecodeRows, GraphableBackend
 from worker.decode_inputs import DecodeInputs
-from worker.models.llama import LlamaForCausalLM
+from worker.models.causal_lm import CausalLM
 from worker.sampler import Samples
 from worker.sampling_slots import SamplingSlots
 from worker.step_rows import Int32Array, StepRows
@@ -71,7 +71,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         attention: GraphableBackend,
         inputs: DecodeInputs,
         sampling: SamplingSlots,
@@ -102,7 +102,7 @@ class DecodeGraphs:
                 self.run_eagerly(bucket)  # libraries set themselves up; that cannot be captured
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                     self.run_eagerly(bucket)
                 pool = graph.pool()
                 self._graphs[bucket] = graph

@@ -13,8 +13,8 @@ from protocol.errors import ConfigError
 from worker.attention.base import AttentionBackend
 from worker.batch import ChunkRows, ForwardBatch
 from worker.kv_cache import KVCache
-from worker.models.llama import LlamaForCausalLM
-from worker.sampler import SamplingRows, sample
+from worker.models.causal_lm import CausalLM
+from worker.sampler import RowSampler, SamplingRows
 
 _MIB = 1 << 20
 GRAPH_BYTES = 12 * _MIB
@@ -60,9 +60,10 @@ def graph_reserve(num_graphs: int, max_rows: int, vocab_size: int, dtype: torch.
 
 
 def measure_worst_step(
-    model: LlamaForCausalLM,
+    model: CausalLM,
     attention: AttentionBackend,
     cache: KVCache,
+    sampler: RowSampler,
     *,
     max_num_batched_tokens: int,
     max_num_seqs: int,
@@ -86,7 +87,7 @@ def measure_worst_step(
         )
         hidden = model(batch.tokens, batch.positions, attention.start_step(batch))
         logits = model.logits(hidden.index_select(0, batch.logit_rows)).float()
-        sample(logits, worst_sampling(max_num_seqs, vocab_size, device))
+        sampler.sample(logits, worst_sampling(max_num_seqs, vocab_size, device))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
     free, total = torch.cuda.mem_get_info(device)

@@ -17,7 +17,7 @@ from worker.model_config import (
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that holds Llama 3.1's frequency factors, float32."""
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _FLOAT32 = 0
 _CHECKPOINT_DTYPES: dict[int, CheckpointDtype] = {0: "float32", 1: "float16", 32: "bfloat16"}
 """By `general.file_type`; quantised files are computed in bfloat16, whose range always suffices."""

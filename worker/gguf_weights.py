@@ -1,8 +1,10 @@
 """Weights from a GGUF file, dequantised by the `gguf` package one tensor at a time.
 
-Only one tensor is in memory twice at any moment. GGUF stores the rows of Llama's query and key
-projections with the two halves of each head interleaved, as the original rotary layout wants
-them; here they are put back into halves.
+Only one tensor is in memory twice at any moment. A rank reads and dequantises every tensor whole,
+since blocks of quantised numbers do not end where shards do, and keeps its part. GGUF stores the
+rows of Llama's query and key projections with the two halves of each head interleaved, as the
+original rotary layout wants them; here they are put back into halves. Other architectures' are
+stored as they are.
 """
 
 import math
@@ -30,6 +32,8 @@ _IN_LAYER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -40,7 +44,7 @@ _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def gguf_name(name: str) -> str:
-    """Return what GGUF calls a tensor of Llama."""
+    """Return what GGUF calls a tensor of a supported architecture."""
     if name in _TOP_LEVEL:
         return _TOP_LEVEL[name]
     match = _LAYER_NAME.fullmatch(name)
@@ -53,6 +57,7 @@ def load_gguf(
     header: GgufHeader, weights: Sequence[Weight], *, head_dim: int, ignored: frozenset[str]
 ) -> None:
     """Fill weights from a GGUF file. Raises ModelFileError naming file and tensor."""
+    is_interleaved = header.metadata["general.architecture"] == "llama"
     unused = header.tensors.keys() - {ROPE_FACTORS} - {gguf_name(name) for name in ignored}
     places: list[tuple[Weight, str, GgufTensor, int]] = []
     for weight in weights:
@@ -72,7 +77,7 @@ def load_gguf(
                 if len(data) != num_bytes:
                     raise ModelFileError(f"{header.path} ends inside {name}; it is truncated")
                 values = _dequantized(header, name, tensor, data)
-                if ".q_proj." in weight.name or ".k_proj." in weight.name:
+                if is_interleaved and (".q_proj." in weight.name or ".k_proj." in weight.name):
                     values = halves_from_pairs(values, head_dim)
                 weight.fill(values)
     except OSError as error:

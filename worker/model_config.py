@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from protocol.errors import ModelFileError
+from protocol.errors import ConfigError, ModelFileError
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """Keys of `worker.models.ARCHITECTURES`, known here without importing torch."""
 
 CheckpointDtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
@@ -119,6 +119,16 @@ class ModelConfig:
             and self.intermediate_size % tp == 0
             and (self.num_kv_heads % tp == 0 or tp % self.num_kv_heads == 0)
         )
+
+    def require_legal_tp(self, tp: int) -> None:
+        """Raise ConfigError unless the model can be divided among `tp` ranks."""
+        sizes = self.legal_tp_sizes()
+        if tp not in sizes:
+            raise ConfigError(
+                f"--tp {tp} does not divide this model's {self.num_heads} query heads, "
+                f"{self.num_kv_heads} KV heads and intermediate size {self.intermediate_size}; "
+                f"legal are {', '.join(map(str, sizes))}."
+            )
 
     def _check_scaling(self) -> None:
         match self.rope_scaling:

@@ -7,12 +7,14 @@ import torch
 
 from worker.gguf_file import read_gguf_header
 from worker.gguf_weights import load_gguf
+from worker.layers.head_norm import HeadNorm
 from worker.layers.linear import Linear
 from worker.layers.norm import RMSNorm
 from worker.model_config import ModelConfig
 from worker.model_files import is_gguf
 from worker.models import ARCHITECTURES
-from worker.models.llama import LlamaForCausalLM
+from worker.models.causal_lm import CausalLM
+from worker.parallel import TensorParallel
 from worker.safetensors_weights import load_safetensors
 from worker.weights import LoadReport, fill_with_dummies
 
@@ -21,18 +23,19 @@ def load_model(
     path: Path,
     config: ModelConfig,
     *,
+    group: TensorParallel,
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
     dummy_seed: int | None = None,
-) -> tuple[LlamaForCausalLM, LoadReport]:
-    """Build a model and fill its weights from `path`, or with dummies drawn from `dummy_seed`.
+) -> tuple[CausalLM, LoadReport]:
+    """Build a rank's part of a model and fill it from `path`, or with dummies of `dummy_seed`.
 
     Raises ModelFileError naming file and tensor.
     """
     started = time.monotonic()
     model = ARCHITECTURES[config.architecture](
-        config, max_model_len=max_model_len, dtype=dtype, device=device
+        config, group=group, max_model_len=max_model_len, dtype=dtype, device=device
     )
     with torch.inference_mode():
         weights = list(model.weights())
@@ -51,6 +54,6 @@ def load_model(
         # The views of the weights must go, or they keep what preparing gives back.
         del weights
         for module in model.modules():
-            if isinstance(module, Linear | RMSNorm):
+            if isinstance(module, Linear | RMSNorm | HeadNorm):
                 module.prepare()
     return model, LoadReport(num_bytes, time.monotonic() - started)

@@ -23,10 +23,12 @@ from worker.batch import BatchBuilder
 from worker.cuda_graphs import FAILED, DecodeGraphs, Draw, graph_buckets
 from worker.decode_inputs import DecodeInputs
 from worker.kv_cache import KVCache
-from worker.models.llama import LlamaForCausalLM
+from worker.models.causal_lm import CausalLM
+from worker.parallel import TensorParallel
 from worker.runner import StepOutput, assemble_output, out_of_memory_output
-from worker.sampler import Sampler, sample, top_logprobs
+from worker.sampler import RowSampler, top_logprobs
 from worker.sampling_slots import NO_LOGPROBS, SamplingSlots
+from worker.sharded_sampler import ShardedSampler
 from worker.slots import SlotTable
 from worker.step_rows import Int32Array, StepRows
 
@@ -38,21 +40,22 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         attention: AttentionBackend,
         cache: KVCache,
         facts: EngineFacts,
         *,
-        tp: int,
+        group: TensorParallel,
         min_rows: int,
         device: torch.device,
-        sampler: Sampler = sample,
+        sampler: RowSampler | None = None,
     ) -> None:
+        """`sampler`: how this device samples; None: by torch."""
         self._model = model
         self._attention = attention
         self._cache = cache
         self._facts = facts
-        self._tp = tp
+        self._tp = group.size
         self._table = SlotTable(
             slots=facts.slots,
             num_blocks=facts.num_blocks,
@@ -69,7 +72,7 @@ class ModelRunner:
         # One more than there are: rows that only fill up a graph's bucket use the last.
         self._sampling = SamplingSlots(facts.slots + 1, facts.vocab_size, device)
         self._last_tokens = torch.zeros(facts.slots + 1, dtype=torch.int64, device=device)
-        self._sampler = sampler
+        self._sampler = sampler or ShardedSampler(facts.vocab_size, group)
         self._graphs: DecodeGraphs | None = None
 
     @property
@@ -149,9 +152,12 @@ class ModelRunner:
         return assemble_output(rows, tokens, failed)
 
     def _sample(self, rows: StepRows, logits: Tensor) -> StepOutput:
-        """Sample the step's tokens from [sampled, vocab] logits and keep them as last tokens."""
+        """Sample the step's tokens and keep them as last tokens.
+
+        `logits` are this rank's, [sampled, width]; the tokens are the same on every rank.
+        """
         slots, positions = rows.sampled_slots, rows.sampled_indices
-        samples = self._sampler(logits, self._sampling.rows(slots, positions))
+        samples = self._sampler.sample(logits, self._sampling.rows(slots, positions))
         index = torch.from_numpy(slots.astype(np.int64)).to(logits.device)
         self._last_tokens.index_copy_(0, index, samples.tokens)
 
@@ -185,10 +191,13 @@ class ModelRunner:
             for i in np.flatnonzero(num_top != NO_LOGPROBS).tolist()
             if int(sampled_rows[i]) not in failed
         ]
-        if not wanting or self._facts.rank > 0:
+        if not wanting:
             return None
         index = torch.tensor(wanting, device=logits.device)
-        ids, values = top_logprobs(logits[index], tokens[index], int(num_top[wanting].max()))
+        whole = self._sampler.whole_logits(logits[index])
+        if self._facts.rank > 0:
+            return None
+        ids, values = top_logprobs(whole, tokens[index], int(num_top[wanting].max()))
         counts: Sequence[int] = (1 + num_top[wanting]).tolist()
         # Rows that want fewer than the widest take the first of theirs.
         is_wanted = np.arange(ids.shape[1]) < np.array(counts)[:, None]

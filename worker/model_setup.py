@@ -8,6 +8,7 @@ import torch
 
 from protocol.errors import ConfigError
 from protocol.messages import EngineFacts
+from protocol.run_dir import RunDir
 from worker.attention.choice import AttentionChoice, build_attention, choose_attention
 from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
@@ -19,8 +20,11 @@ from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
-from worker.models.llama import LlamaForCausalLM
-from worker.sampler import Sampler, sample
+from worker.models.causal_lm import CausalLM
+from worker.parallel import OneRank, TensorParallel, join_ranks
+from worker.rendezvous import meet
+from worker.shard import HeadShards, divide_heads
+from worker.sharded_sampler import ShardedSampler
 
 CPU_MAX_NUM_SEQS = 64
 CUDA_MAX_NUM_SEQS = 256
@@ -37,17 +41,28 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     """
     path = Path(config.model)
     model_config = read_model_config(path)
+    model_config.require_legal_tp(config.tp)
     device = _device(config)
     dtype = _dtype(config, model_config, device)
     choice = _attention(config, model_config, dtype, device)
-    shape = _cache_shape(config, model_config, choice)
+    heads = divide_heads(
+        model_config.num_heads, model_config.num_kv_heads, rank=config.rank, size=config.tp
+    )
+    shape = KVCacheShape(
+        num_layers=model_config.num_layers,
+        num_kv_heads=heads.key_value.size,
+        head_dim=model_config.head_dim,
+        block_size=choice.block_size(config.block_size),
+    )
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.tp)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     max_model_len = config.max_model_len or model_config.max_position_embeddings
+    group = _join_group(config, device)
     model, report = load_model(
         path,
         model_config,
+        group=group,
         max_model_len=max_model_len,
         dtype=dtype,
         device=device,
@@ -59,13 +74,13 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         *(str(dtype).removeprefix("torch."), threads),
     )
     num_blocks = config.num_blocks or _num_blocks(
-        config, model_config, model, choice, shape, dtype=dtype, device=device
+        config, model_config, model, choice, shape, heads, group, dtype=dtype, device=device
     )
     cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
     log.info(
         "cache blocks=%d block_size=%d bytes=%d", num_blocks, shape.block_size, cache.data.nbytes
     )
-    attention = build_attention(choice.name, cache, model_config.num_heads)
+    attention = build_attention(choice.name, cache, heads.query.size)
     facts = EngineFacts(
         rank=config.rank,
         back_end=choice.name,
@@ -75,28 +90,32 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         max_model_len=max_model_len,
         vocab_size=model_config.vocab_size,
     )
+    min_rows = fewest_rows(device, dtype)
+    if device.type == "cpu":
+        return ModelRunner(
+            model, attention, cache, facts, group=group, min_rows=min_rows, device=device
+        )
+    # Imported here because Triton is there only where there are GPUs.
+    from worker.cuda_sampler import CudaSampler  # noqa: PLC0415
+
+    sampler = CudaSampler(model_config.vocab_size, group)
     runner = ModelRunner(
         model,
         attention,
         cache,
         facts,
-        tp=config.tp,
-        min_rows=fewest_rows(device, dtype),
+        group=group,
+        min_rows=min_rows,
         device=device,
-        sampler=_sampler(device),
+        sampler=sampler,
     )
     if isinstance(attention, PagedAttention) and not config.enforce_eager:
-        # Imported here because Triton is there only where there are GPUs.
-        from worker.kernels.drawing import draw  # noqa: PLC0415
-
-        runner.capture_decode_graphs(attention, draw)
+        runner.capture_decode_graphs(attention, sampler.draw)
     return runner
 
 
 def _device(config: WorkerConfig) -> torch.device:
     """Return where to compute. Raises ConfigError for what this version cannot do."""
-    if config.tp > 1:
-        raise ConfigError(f"--tp {config.tp} is not supported yet: use 1.")
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError("--device cuda needs a GPU and a torch built for it: use cpu.")
@@ -132,12 +151,17 @@ def _attention(
     return choice
 
 
-def _cache_shape(config: WorkerConfig, model: ModelConfig, choice: AttentionChoice) -> KVCacheShape:
-    return KVCacheShape(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=choice.block_size(config.block_size),
+def _join_group(config: WorkerConfig, device: torch.device) -> TensorParallel:
+    """Wait for the other ranks, if there are any, and connect to them. Raises ProcessError."""
+    if config.tp == 1:
+        return OneRank()
+    store = meet(RunDir(config.process.run_dir).store(), rank=config.rank, size=config.tp)
+    return join_ranks(
+        store,
+        rank=config.rank,
+        size=config.tp,
+        timeout_s=config.step_timeout_s,
+        device=device,
     )
 
 
@@ -146,21 +170,14 @@ def _slots(config: WorkerConfig, device: torch.device) -> int:
     return config.max_num_seqs or default
 
 
-def _sampler(device: torch.device) -> Sampler:
-    if device.type != "cuda":
-        return sample
-    # Imported here because Triton is there only where there are GPUs.
-    from worker.kernels.drawing import sample_on_cuda  # noqa: PLC0415
-
-    return sample_on_cuda
-
-
 def _num_blocks(
     config: WorkerConfig,
     model_config: ModelConfig,
-    model: LlamaForCausalLM,
+    model: CausalLM,
     choice: AttentionChoice,
     shape: KVCacheShape,
+    heads: HeadShards,
+    group: TensorParallel,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -173,8 +190,9 @@ def _num_blocks(
     scratch = KVCache(shape, 0, dtype=dtype, device=device, layout=choice.layout)
     memory = measure_worst_step(
         model,
-        build_attention(choice.name, scratch, model_config.num_heads),
+        build_attention(choice.name, scratch, heads.query.size),
         scratch,
+        ShardedSampler(model_config.vocab_size, group),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=slots,
         max_model_len=config.max_model_len or model_config.max_position_embeddings,

@@ -63,11 +63,15 @@ class Samples:
     """[rows] bool"""
 
 
-class Sampler(Protocol):
-    """A way to compute `sample`."""
+class RowSampler(Protocol):
+    """A way to sample on this rank's device, together with the other ranks."""
 
-    def __call__(self, logits: Tensor, rows: SamplingRows) -> Samples:
-        """Choose a token for each row of logits. [rows, vocab] float32"""
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Samples:
+        """Choose a token for each row of this rank's logits, [rows, width] float32."""
+        ...
+
+    def whole_logits(self, logits: Tensor) -> Tensor:
+        """Return all ranks' logits of some rows side by side. [n, width] -> [n, vocab]"""
         ...
 
 
@@ -75,18 +79,25 @@ def sample(logits: Tensor, rows: SamplingRows) -> Samples:
     """Choose a token for each row of logits. [rows, vocab] float32"""
     best, tokens = logits.max(dim=-1)
     if len(rows.unfiltered):
-        index = rows.unfiltered
-        noise = gumbel_noise(
-            rows.seeds[index], rows.positions[index], first_id=0, num_ids=logits.shape[1]
-        )
-        noise.addcdiv_(logits[index], rows.temperatures[index, None])
-        tokens[index] = noise.argmax(dim=-1)
+        tokens[rows.unfiltered] = perturbed_logits(logits, rows, first_id=0).argmax(dim=-1)
     if len(rows.filtered):
-        tokens[rows.filtered] = _sample_filtered(logits[rows.filtered], rows)
+        tokens[rows.filtered] = sample_filtered(logits[rows.filtered], rows)
     return Samples(tokens, ~best.isfinite())
 
 
-def _sample_filtered(logits: Tensor, rows: SamplingRows) -> Tensor:
+def perturbed_logits(logits: Tensor, rows: SamplingRows, *, first_id: int) -> Tensor:
+    """Return logit over temperature plus noise for the unfiltered rows. [unfiltered, ids]
+
+    `logits`, [rows, ids], are those of all rows for the token ids from `first_id` on.
+    """
+    index = rows.unfiltered
+    noise = gumbel_noise(
+        rows.seeds[index], rows.positions[index], first_id=first_id, num_ids=logits.shape[1]
+    )
+    return noise.addcdiv_(logits[index], rows.temperatures[index, None])
+
+
+def sample_filtered(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Return the tokens of the filtered rows, whose logits these are. [filtered, vocab]"""
     index = rows.filtered
     scaled = logits / rows.temperatures[index, None]

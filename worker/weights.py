@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.layers.head_norm import HeadNorm
 from worker.layers.linear import Linear
 from worker.layers.norm import RMSNorm
+from worker.layers.row_parallel import RowParallelLinear
+from worker.shard import Shard
 
 DUMMY_STD = 0.02
 
@@ -68,19 +71,43 @@ def norm_weight(norm: RMSNorm, name: str) -> Weight:
     return Weight(name=f"{name}.weight", target=norm.weight, is_norm=True)
 
 
-def stacked_weights(linear: Linear, sizes: Mapping[str, int]) -> Iterator[Weight]:
+def head_norm_weights(norm: HeadNorm, query_name: str, key_name: str) -> Iterator[Weight]:
+    """Yield the weights of a head norm."""
+    for name, target in zip((query_name, key_name), norm.weight, strict=True):
+        yield Weight(name=f"{name}.weight", target=target, is_norm=True)
+
+
+def stacked_weights(linear: Linear, parts: Mapping[str, Shard]) -> Iterator[Weight]:
     """Yield the weights of a product that does the work of several, in order of their outputs.
 
-    `sizes` gives each one's name in the checkpoint, without ".weight", and its outputs.
+    `parts` gives each one's name in the checkpoint, without ".weight", and this rank's outputs of
+    it.
     """
-    start = 0
-    for name, size in sizes.items():
-        rows = slice(start, start + size)
-        yield Weight(name=f"{name}.weight", target=linear.weight[rows])
+    first = 0
+    for name, part in parts.items():
+        rows = slice(first, first + part.size)
+        targets = {"weight": linear.weight[rows]}
         if linear.bias is not None:
-            yield Weight(name=f"{name}.bias", target=linear.bias[rows])
-        start += size
-    assert start == len(linear.weight), f"{', '.join(sizes)} do not fill the product"
+            targets["bias"] = linear.bias[rows]
+        for kind, target in targets.items():
+            yield Weight(
+                name=f"{name}.{kind}", target=target, whole_size=part.whole, start=part.start
+            )
+        first += part.size
+    assert first == len(linear.weight), f"{', '.join(parts)} do not fill the product"
+
+
+def row_parallel_weights(linear: RowParallelLinear, name: str) -> Iterator[Weight]:
+    """Yield the weights of a product whose inputs are divided among the ranks."""
+    weight, inputs = linear.product.weight, linear.inputs
+    yield Weight(
+        name=f"{name}.weight", target=weight, whole_size=inputs.whole, dim=1, start=inputs.start
+    )
+    if linear.has_bias:
+        # Ranks that do not add the bias take nothing of it, but it is theirs to check.
+        bias = linear.product.bias
+        target = weight.new_empty(0) if bias is None else bias
+        yield Weight(name=f"{name}.bias", target=target, whole_size=len(weight))
 
 
 def fill_with_dummies(weights: Iterable[Weight], *, seed: int) -> None:

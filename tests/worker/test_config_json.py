@@ -96,6 +96,7 @@ def test_generation_config_adds_eos_ids(tmp_path: Path):
         ({"eos_token_id": 128}, ["eos_token_id", "0 to 127"]),
         ({"eos_token_id": "2"}, ["eos_token_id"]),
         ({"torch_dtype": "int8"}, ["torch_dtype", "bfloat16"]),
+        ({"use_sliding_window": True}, ["use_sliding_window", "false"]),
         ({"attention_bias": 1}, ["attention_bias", "true or false"]),
     ],
 )

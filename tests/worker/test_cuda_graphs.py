@@ -16,6 +16,7 @@ from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
+from worker.parallel import OneRank
 from worker.sampler import Samples, SamplingRows, sample
 
 
@@ -80,7 +81,9 @@ class EagerGraphs(DecodeGraphs):
 
 def make_runner(path: Path, *, with_graphs: bool) -> ModelRunner:
     config = read_model_config(path)
-    model, _ = load_model(path, config, max_model_len=640, dtype=torch.float32, device=CPU)
+    model, _ = load_model(
+        path, config, group=OneRank(), max_model_len=640, dtype=torch.float32, device=CPU
+    )
     shape = KVCacheShape(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
@@ -99,7 +102,7 @@ def make_runner(path: Path, *, with_graphs: bool) -> ModelRunner:
         vocab_size=config.vocab_size,
     )
     attention = PagedAttention(cache, PlainKernels())
-    runner = ModelRunner(model, attention, cache, facts, tp=1, min_rows=1, device=CPU)
+    runner = ModelRunner(model, attention, cache, facts, group=OneRank(), min_rows=1, device=CPU)
     if with_graphs:
         runner.capture_decode_graphs(attention, draw)
     return runner

@@ -54,6 +54,15 @@ def test_vocabulary_is_what_the_embedding_has():
     assert config.tie_word_embeddings
 
 
+def test_qwen3():
+    metadata = {
+        key.replace("llama.", "qwen3."): value for key, value in HEADER.metadata.items()
+    } | {"general.architecture": "qwen3", "qwen3.attention.key_length": 16}
+    config = gguf_config(replace(HEADER, metadata=metadata))
+    assert config.architecture == "Qwen3ForCausalLM"
+    assert config.head_dim == 16
+
+
 def test_linear_scaling():
     header = changed(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0)
     assert gguf_config(header).rope_scaling == LinearScaling(factor=4.0)

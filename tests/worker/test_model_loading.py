@@ -9,6 +9,7 @@ from protocol.errors import ModelFileError
 from tests.worker.tiny_models import CPU, Stepper, reference_logits, save_llama
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
+from worker.parallel import OneRank
 
 TOKENS = [1, 2, 3, 100]
 
@@ -34,7 +35,13 @@ def test_dummies_need_no_weights(tmp_path: Path):
     hidden = []
     for seed in (1, 1, 2):
         model, report = load_model(
-            tmp_path, config, max_model_len=16, dtype=torch.bfloat16, device=CPU, dummy_seed=seed
+            tmp_path,
+            config,
+            group=OneRank(),
+            max_model_len=16,
+            dtype=torch.bfloat16,
+            device=CPU,
+            dummy_seed=seed,
         )
         assert report.num_bytes > 0
         hidden.append(model.logits(torch.ones(1, 48, dtype=torch.bfloat16)))

@@ -1,6 +1,7 @@
 """The runner against transformers' greedy tokens, and its failures."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,30 +11,39 @@ from protocol.columns import unpack_float32, unpack_int32
 from protocol.errors import ErrorCode, ProcessError
 from protocol.messages import EngineFacts, SamplingParams
 from tests.worker.plan_builder import make_join, make_plan
+from tests.worker.thread_ranks import on_all, thread_ranks
 from tests.worker.tiny_models import CPU, reference_logits, save_llama
 from worker.attention.torch_attention import TorchAttention
 from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
+from worker.parallel import OneRank, TensorParallel
 from worker.runner import StepOutput
+from worker.shard import divide_heads
 
 
 class Driver:
     """A runner and its plans."""
 
-    def __init__(self, path: Path, *, tp: int = 1) -> None:
+    def __init__(self, path: Path, *, group: TensorParallel | None = None) -> None:
+        group = group or OneRank()
         config = read_model_config(path)
-        self.model, _ = load_model(path, config, max_model_len=96, dtype=torch.float32, device=CPU)
+        self.model, _ = load_model(
+            path, config, group=group, max_model_len=96, dtype=torch.float32, device=CPU
+        )
+        heads = divide_heads(
+            config.num_heads, config.num_kv_heads, rank=group.rank, size=group.size
+        )
         shape = KVCacheShape(
             num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
+            num_kv_heads=heads.key_value.size,
             head_dim=config.head_dim,
             block_size=4,
         )
         self.cache = KVCache(shape, 64, dtype=torch.float32, device=CPU)
         self.facts = EngineFacts(
-            rank=0,
+            rank=group.rank,
             back_end="torch",
             block_size=4,
             num_blocks=64,
@@ -43,10 +53,10 @@ class Driver:
         )
         self.runner = ModelRunner(
             self.model,
-            TorchAttention(self.cache, config.num_heads),
+            TorchAttention(self.cache, heads.query.size),
             self.cache,
             self.facts,
-            tp=tp,
+            group=group,
             min_rows=4,
             device=CPU,
         )
@@ -205,15 +215,18 @@ def test_out_of_memory_fails_the_steps_rows(
         raise error
 
     path, _ = tiny
-    driver, group = Driver(path), Driver(path, tp=2)
-    for one in (driver, group):
-        one.start(PROMPTS[:1])
+    driver = Driver(path)
+    group = on_all(partial(Driver, path, group=rank) for rank in thread_ranks(2))
+    on_all(partial(rank.start, PROMPTS[:1]) for rank in group)
+    driver.start(PROMPTS[:1])
+    for one in (driver, *group):
         monkeypatch.setattr(one.model, "forward", raise_error)
     output = driver.step(decode=[0])
     assert output.counts.tolist() == [-1]
     assert output.failures.tolist() == [ErrorCode.OUT_OF_MEMORY]
-    with pytest.raises(ProcessError, match="Step 2 ran out of memory"):
-        group.step(decode=[0])
+    for rank in group:
+        with pytest.raises(ProcessError, match="Step 2 ran out of memory"):
+            rank.step(decode=[0])
     monkeypatch.undo()
     output = driver.step(leaves=[0], joins=[make_join(1, [4], [0])], chunks=[(1, 0, 1, 1)])
     assert output.counts.tolist() == [1]
@@ -228,3 +241,61 @@ def test_other_errors_pass(tiny, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(driver.model, "forward", raise_error)
     with pytest.raises(RuntimeError, match="shapes differ"):
         driver.start(PROMPTS[:1])
+
+
+# ------------------------------------------------------------------------------
+# Several ranks
+
+MIXED_PARAMS = [
+    SamplingParams(temperature=0.0, seed=0, logprobs=2),
+    SamplingParams(temperature=0.9, seed=5),
+    SamplingParams(temperature=0.9, seed=6, top_k=20, top_p=0.9, logprobs=0),
+]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_report_what_one_rank_does(tiny_of_eight_heads: Path, size: int):
+    """131 tokens divide by neither size; two KV heads are shared by four ranks."""
+
+    def run(driver: Driver) -> list[StepOutput]:
+        return [
+            driver.start(PROMPTS, MIXED_PARAMS),
+            driver.step(decode=[2, 0]),
+            *(driver.step(decode=[0, 1, 2]) for _ in range(8)),
+        ]
+
+    expected = run(Driver(tiny_of_eight_heads))
+    drivers = on_all(
+        partial(Driver, tiny_of_eight_heads, group=rank) for rank in thread_ranks(size)
+    )
+    for rank, outputs in enumerate(on_all(partial(run, driver) for driver in drivers)):
+        for output, alone in zip(outputs, expected, strict=True):
+            assert output.tokens.tolist() == alone.tokens.tolist()
+            assert output.counts.tolist() == alone.counts.tolist()
+            assert (output.logprobs is None) == (rank > 0 or alone.logprobs is None)
+            if output.logprobs is not None:
+                assert output.logprobs.ids == alone.logprobs.ids
+                assert unpack_float32(output.logprobs.values) == pytest.approx(
+                    unpack_float32(alone.logprobs.values), abs=1e-4
+                )
+
+
+def test_a_row_of_nan_fails_on_every_rank(tiny_of_eight_heads: Path):
+    drivers = on_all(partial(Driver, tiny_of_eight_heads, group=rank) for rank in thread_ranks(2))
+    # Only the last rank has a bad weight, and only for one of its tokens.
+    head = drivers[1].model.output.product
+    head._product = lambda hidden: torch.where(
+        hidden.new_tensor([[False]] + [[True]] + [[False]] * 2).bool(),
+        torch.full((4, 65), math.nan),
+        torch.zeros(4, 65),
+    )
+    for output in on_all(partial(driver.start, PROMPTS, MIXED_PARAMS) for driver in drivers):
+        assert output.counts.tolist() == [1, -1, 1]
+        assert output.failures.tolist() == [ErrorCode.NUMERIC]
+
+
+@pytest.fixture(scope="module")
+def tiny_of_eight_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("eight")
+    save_llama(path, num_attention_heads=8)
+    return path

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,9 +49,10 @@ def test_dummy_weights(tmp_path: Path):
     ("flags", "word"),
     [
         ({"attention": "fa3"}, "--attention fa3"),
+        ({"tp": 4}, r"--tp 4 .* 6 query heads, 2 KV heads .* size 80; legal are 1, 2\."),
     ],
 )
-def test_flags_that_do_not_fit(tmp_path: Path, flags: dict[str, str], word: str):
+def test_flags_that_do_not_fit(tmp_path: Path, flags: dict[str, Any], word: str):
     save_llama(tmp_path)
     with pytest.raises(ConfigError, match=word):
         build_model_runner(WorkerConfig(process=PROCESS, model=str(tmp_path), **flags))

@@ -17,6 +17,7 @@ from worker.layers.linear import fewest_rows
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
+from worker.parallel import OneRank
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPTS = [
@@ -55,7 +56,10 @@ def expected_tokens(directory: Path) -> list[list[int]]:
 
 def our_tokens(path: Path) -> list[list[int]]:
     config = read_model_config(path)
-    model, _ = load_model(path, config, max_model_len=64, dtype=torch.float32, device=CPU)
+    group = OneRank()
+    model, _ = load_model(
+        path, config, group=group, max_model_len=64, dtype=torch.float32, device=CPU
+    )
     shape = KVCacheShape(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
@@ -77,7 +81,7 @@ def our_tokens(path: Path) -> list[list[int]]:
         TorchAttention(cache, config.num_heads),
         cache,
         facts,
-        tp=1,
+        group=group,
         min_rows=fewest_rows(CPU, torch.float32),
         device=CPU,
     )

@@ -3,9 +3,14 @@ import torch
 
 from worker.layers.linear import Linear
 from worker.layers.norm import RMSNorm
+from worker.shard import Shard
 from worker.weights import Weight, fill_with_dummies, norm_weight, stacked_weights
 
 CPU = torch.device("cpu")
+
+
+def whole(size: int) -> Shard:
+    return Shard(whole=size, start=0, size=size)
 
 
 def test_a_shard_takes_its_slices():
@@ -28,7 +33,7 @@ def test_filling_converts():
 @pytest.mark.parametrize("bias", [False, True])
 def test_stacked_weights_fill_a_product_from_top_to_bottom(bias: bool):
     linear = Linear(3, 5, bias=bias, dtype=torch.float32, device=CPU)
-    weights = list(stacked_weights(linear, {"q": 2, "k": 3}))
+    weights = list(stacked_weights(linear, {"q": whole(2), "k": whole(3)}))
     for number, weight in enumerate(weights):
         weight.target.fill_(number)
     if bias:
@@ -43,7 +48,7 @@ def test_stacked_weights_fill_a_product_from_top_to_bottom(bias: bool):
 def test_sizes_must_fill_the_product():
     linear = Linear(3, 5, bias=False, dtype=torch.float32, device=CPU)
     with pytest.raises(AssertionError, match="q, k do not fill"):
-        list(stacked_weights(linear, {"q": 2, "k": 2}))
+        list(stacked_weights(linear, {"q": whole(2), "k": whole(2)}))
 
 
 def make(name: str, *shape: int, **shard: int) -> Weight:

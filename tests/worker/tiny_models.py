@@ -1,4 +1,4 @@
-"""Tiny random Llamas made with transformers, and our model run step by step beside them."""
+"""Tiny random models made with transformers, and our model run step by step beside them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from protocol.messages import StepPlan
 from tests.worker.plan_builder import make_join, make_plan
@@ -15,6 +15,8 @@ from worker.batch import BatchBuilder
 from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
+from worker.parallel import OneRank, TensorParallel
+from worker.shard import divide_heads
 from worker.slots import SlotTable
 
 CPU = torch.device("cpu")
@@ -47,7 +49,21 @@ def save_llama(directory: Path, *, shard_size: str = "5GB", **changes: Any) -> L
     return model
 
 
-def reference_logits(model: LlamaForCausalLM, token_ids: Sequence[int]) -> Tensor:
+def save_qwen3(directory: Path, **changes: Any) -> Qwen3ForCausalLM:
+    """Save a random float32 Qwen3, heads larger than hidden size over heads, and return it."""
+    torch.manual_seed(0)
+    config = Qwen3Config(**SIZES | {"initializer_range": 0.3, "head_dim": 12} | changes)
+    model = Qwen3ForCausalLM(config).float().eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "q_norm.weight", "k_norm.weight")):
+            torch.nn.init.normal_(parameter, mean=1.0)
+    model.save_pretrained(directory)
+    return model
+
+
+def reference_logits(
+    model: LlamaForCausalLM | Qwen3ForCausalLM, token_ids: Sequence[int]
+) -> Tensor:
     """Return transformers' logits of every position. [tokens, vocab]"""
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([token_ids])).logits[0]
@@ -58,22 +74,32 @@ class Stepper:
     """Our model in `path`, run by plans; every step returns its logits."""
 
     def __init__(
-        self, path: Path, *, block_size: int = 4, num_blocks: int = 64, dtype=torch.float32
+        self,
+        path: Path,
+        *,
+        group: TensorParallel | None = None,
+        block_size: int = 4,
+        num_blocks: int = 64,
+        dtype=torch.float32,
     ) -> None:
         config = read_model_config(path)
+        group = group or OneRank()
         self.model, self.report = load_model(
-            path, config, max_model_len=96, dtype=dtype, device=CPU
+            path, config, group=group, max_model_len=96, dtype=dtype, device=CPU
+        )
+        heads = divide_heads(
+            config.num_heads, config.num_kv_heads, rank=group.rank, size=group.size
         )
         shape = KVCacheShape(
             num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
+            num_kv_heads=heads.key_value.size,
             head_dim=config.head_dim,
             block_size=block_size,
         )
         self.cache = KVCache(shape, num_blocks, dtype=dtype, device=CPU)
         # What a cache that has been in use may hold where nobody has written yet.
         self.cache.data[:, :, :, :num_blocks] = float("nan")
-        self.attention = TorchAttention(self.cache, config.num_heads)
+        self.attention = TorchAttention(self.cache, heads.query.size)
         self.table = SlotTable(
             slots=8,
             num_blocks=num_blocks,

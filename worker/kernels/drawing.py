@@ -16,8 +16,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from worker.sampler import Samples, SamplingRows, sample
-
 _RUN_QUADS = 512
 """Quadruples of tokens a program takes: Philox makes four words at a time."""
 
@@ -33,30 +31,17 @@ class Candidates(NamedTuple):
     """[rows] float32, the largest logit; infinity if any is NaN."""
 
 
-def sample_on_cuda(logits: Tensor, rows: SamplingRows) -> Samples:
-    """Choose a token for each row, as `worker.sampler.sample`. [rows, vocab]"""
-    if len(rows.filtered):
-        return sample(logits.float(), rows)
-    return draw(logits, rows.temperatures, rows.seeds, rows.positions)
-
-
-def draw(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Samples:
-    """Draw a token for each row without filters; at temperature 0 take the likeliest.
-
-    logits [rows, vocab] in any float type, then [rows] float32, int64 and int64.
-    """
-    best = draw_candidates(logits, temperatures, seeds, positions, first_id=0)
-    return Samples(best.tokens.long(), ~best.largest.isfinite())
-
-
 def draw_candidates(
     logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, first_id: int
 ) -> Candidates:
-    """Return each row's best among the tokens from `first_id` on, a multiple of 4."""
-    assert first_id % 4 == 0, "noise is made for four tokens at a time"
+    """Return each row's best without filters; at temperature 0 the likeliest token.
+
+    `logits`, [rows, ids] in any float type, are those of the tokens from `first_id` on; the rest is
+    [rows] float32, int64 and int64.
+    """
     assert logits.stride(1) == 1, "a row's logits lie together"
     num_rows, num_ids = logits.shape
-    num_runs = triton.cdiv(num_ids, 4 * _RUN_QUADS)
+    num_runs = triton.cdiv(num_ids + first_id % 4, 4 * _RUN_QUADS)
     parts = logits.new_empty(2, num_rows, num_runs, dtype=torch.float32)
     part_tokens = logits.new_empty(num_rows, num_runs, dtype=torch.int32)
     _draw_runs[(num_rows, num_runs)](
@@ -119,10 +104,12 @@ def _draw_runs(
         zero,
     )
     start = logits + row.to(tl.int64) * logits_stride
-    best, largest = _score(start, quads * 4, num_ids, w0, temperature)
-    score1, raw1 = _score(start, quads * 4 + 1, num_ids, w1, temperature)
-    score2, raw2 = _score(start, quads * 4 + 2, num_ids, w2, temperature)
-    score3, raw3 = _score(start, quads * 4 + 3, num_ids, w3, temperature)
+    # The first id need not be the first of its four.
+    ids = quads * 4 - first_id % 4
+    best, largest = _score(start, ids, num_ids, w0, temperature)
+    score1, raw1 = _score(start, ids + 1, num_ids, w1, temperature)
+    score2, raw2 = _score(start, ids + 2, num_ids, w2, temperature)
+    score3, raw3 = _score(start, ids + 3, num_ids, w3, temperature)
     # Strictly better: among equals the lowest id wins.
     lane = tl.where(score1 > best, 1, 0)
     best = tl.maximum(best, score1)
@@ -133,8 +120,8 @@ def _draw_runs(
     largest = tl.maximum(tl.maximum(largest, raw1), tl.maximum(raw2, raw3))
     winner = tl.argmax(best, axis=0)
     is_winner = tl.arange(0, RUN_QUADS) == winner
-    token = tl.sum(tl.where(is_winner, quads * 4 + lane, 0), axis=0)
-    token = tl.minimum(token, num_ids - 1)  # a row of NaN may pick any
+    token = tl.sum(tl.where(is_winner, ids + lane, 0), axis=0)
+    token = tl.maximum(tl.minimum(token, num_ids - 1), 0)  # a row of NaN may pick any
     out = row * num_runs + run
     tl.store(out_scores + out, tl.max(best, axis=0))
     tl.store(out_tokens + out, first_id + token)
@@ -144,7 +131,9 @@ def _draw_runs(
 @triton.jit
 def _score(start, ids, num_ids, words, temperature):
     """Return the scores of tokens, and their logits with NaN as infinity."""
-    logit = tl.load(start + ids, mask=ids < num_ids, other=float("-inf")).to(tl.float32)
+    logit = tl.load(start + ids, mask=(ids >= 0) & (ids < num_ids), other=float("-inf")).to(
+        tl.float32
+    )
     score = logit
     if temperature > 0:
         uniform = ((words >> 9).to(tl.float32) + 0.5) * (1.0 / 8388608.0)

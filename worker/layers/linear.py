@@ -112,7 +112,8 @@ class Linear(nn.Module):
 
     def prepare(self) -> None:
         """Choose the product, now that the weight has its values. Called once, after loading."""
-        if runs_on_onednn(self.weight.device, self.weight.dtype):
+        # oneDNN refuses a product without outputs, which a rank without tokens has.
+        if len(self.weight) and runs_on_onednn(self.weight.device, self.weight.dtype):
             self._product = OneDnnProduct(self.weight, self.bias)
             # The reordered copy is all that is needed; an embedding tied to it has its own.
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)

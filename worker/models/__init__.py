@@ -1,10 +1,35 @@
 """The models there are, by the name their config gives them."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
-from worker.models.llama import LlamaForCausalLM
+import torch
 
-ARCHITECTURES: Mapping[str, type[LlamaForCausalLM]] = {
-    "LlamaForCausalLM": LlamaForCausalLM,
+from worker.model_config import ModelConfig
+from worker.models.causal_lm import CausalLM
+from worker.models.llama import build_llama
+from worker.models.qwen3 import build_qwen3
+from worker.parallel import TensorParallel
+
+
+class ModelBuilder(Protocol):
+    """Makes a rank's part of a model, its weights still empty."""
+
+    def __call__(
+        self,
+        config: ModelConfig,
+        *,
+        group: TensorParallel,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> CausalLM:
+        """Return the model. `group.size` is one of `config.legal_tp_sizes()`."""
+        ...
+
+
+ARCHITECTURES: Mapping[str, ModelBuilder] = {
+    "LlamaForCausalLM": build_llama,
+    "Qwen3ForCausalLM": build_qwen3,
 }
 """Its keys are `worker.model_config.SUPPORTED_ARCHITECTURES`."""
