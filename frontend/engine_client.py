@@ -20,6 +20,7 @@ from frontend.output_text import OutputText
 from frontend.sample import Sample, failure
 from frontend.seeds import SeedSource
 from frontend.stop_strings import StopStrings
+from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary
 from protocol.columns import unpack_float32, unpack_int32, unpack_int64
@@ -58,6 +59,7 @@ class EngineClient:
         """`send` sends to the scheduler and raises ProcessError if it takes nothing."""
         self.facts: EngineFacts | None = None
         """What the engine has, once the scheduler has said Hello."""
+        self.text_model: TextModel | None = None
         self.vocabulary: Vocabulary | None = None
         """What token ids spell, once the text process has said Hello."""
         self.waiting_requests = 0
@@ -103,10 +105,12 @@ class EngineClient:
         """Return whether the engine works on what it has, or has nothing."""
         return not self._requests or time.monotonic() - self._last_heard < PROGRESS_LIMIT_S
 
-    def learn_text(self, vocabulary: Vocabulary, eos_ids: Sequence[int]) -> None:
+    def learn_text(self, model: TextModel, vocabulary: Vocabulary) -> None:
         """Take the model's text facts."""
+        self.text_model = model
         self.vocabulary = vocabulary
-        self._eos_ids = eos_ids
+        named = vocabulary.token_id(model.special_tokens.get("eos_token", ""))
+        self._eos_ids = [*model.eos_ids, *([] if named is None else [named])]
         self.news.set()
 
     # --------------------------------------------------------------------------

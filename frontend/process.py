@@ -29,12 +29,13 @@ from frontend.scheduler_link import SchedulerLink
 from frontend.seeds import SeedSource
 from frontend.text.config import TextConfig, tokenizer_caches
 from frontend.text.find import find_text_model
+from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary, WordlessVocabulary, load_vocabulary
 from protocol.channels import AsyncRouter
 from protocol.errors import LauncherGoneError, ModelFileError
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
-from protocol.recording import recorder
+from protocol.recording import Recorder, recorder
 from protocol.run_dir import RunDir
 
 FLUSH_S = 0.4
@@ -58,18 +59,7 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
     clients = client_address(config.listen, names.clients_address(config.index), config.index)
     epoch = config.process.epoch
     with _zmq_context() as context:
-        text = TextClient(
-            context,
-            TextConfig(
-                process=config.process,
-                address=names.text_address(config.index),
-                model=config.model,
-                tokenizer_cache=config.tokenizer_cache,
-            ),
-            tokenize_timeout_s=config.tokenize_timeout_s,
-            render_timeout_s=config.render_timeout_s,
-            recorder=taps,
-        )
+        text = _text_client(config, context, names, taps)
         link = SchedulerLink(context, names.scheduler_address(), epoch=epoch, recorder=taps)
         engine = EngineClient(
             link.send,
@@ -97,6 +87,23 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
         finally:
             endpoint.close()
             link.close()
+
+
+def _text_client(
+    config: FrontendConfig, context: zmq.asyncio.Context, names: RunDir, taps: Recorder | None
+) -> TextClient:
+    return TextClient(
+        context,
+        TextConfig(
+            process=config.process,
+            address=names.text_address(config.index),
+            model=config.model,
+            tokenizer_cache=config.tokenizer_cache,
+        ),
+        tokenize_timeout_s=config.tokenize_timeout_s,
+        render_timeout_s=config.render_timeout_s,
+        recorder=taps,
+    )
 
 
 Part = Coroutine[object, object, None]
@@ -135,17 +142,15 @@ async def _become_ready(
     log.info("serves clients=%s", clients)
 
 
-def _load_text(config: FrontendConfig) -> tuple[Vocabulary, list[int]]:
-    """Return what the text process has found or converted, and the ids that end an answer."""
+def _load_text(config: FrontendConfig) -> tuple[TextModel, Vocabulary]:
+    """Return what the text process has found or converted, and what its token ids spell."""
     caches = tokenizer_caches(config.tokenizer_cache, config.process.run_dir)
     model = find_text_model(Path(config.model), caches)
     if model is None:
         raise ModelFileError(f"The converted tokenizer of {config.model} has gone; start again.")
     if model.tokenizer_file is None:
-        return WordlessVocabulary(), model.eos_ids
-    vocabulary = load_vocabulary(Path(model.tokenizer_file))
-    named = vocabulary.token_id(model.special_tokens.get("eos_token", ""))
-    return vocabulary, list(dict.fromkeys([*model.eos_ids, *([] if named is None else [named])]))
+        return model, WordlessVocabulary()
+    return model, load_vocabulary(Path(model.tokenizer_file))
 
 
 async def _beat(engine: EngineClient, link: SchedulerLink, lifeline: Lifeline) -> None:

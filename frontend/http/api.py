@@ -29,6 +29,7 @@ from frontend.http.replies import (
     ModelCard,
     ModelList,
     TokenizeReply,
+    TokenizerInfo,
     Version,
 )
 from frontend.http.sampling import (
@@ -47,6 +48,7 @@ from frontend.http.schemas import (
     TokenizeRequest,
     known_fields,
 )
+from frontend.text.text_model import TextModel
 from frontend.vocabulary import Vocabulary
 from protocol.columns import unpack_int32
 from protocol.errors import ErrorCode, RequestError
@@ -86,6 +88,7 @@ class Api:
             Route("/openapi.json", self.openapi, methods=["GET"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info, methods=["GET"]),
         ]
 
     async def chat_completions(self, request: Request) -> ASGIApp:
@@ -185,6 +188,20 @@ class Api:
             raise invalid("tokens", f"holds an id beyond 0 to {facts.vocab_size - 1}")
         return _json(
             DetokenizeReply(prompt=self._engine.decode(body.tokens, skip_special_tokens=False))
+        )
+
+    async def tokenizer_info(self, request: Request) -> Response:  # noqa: ARG002
+        """Return the special tokens and the chat template."""
+        self._require_ready()
+        model = self._engine.text_model or TextModel()
+        special = model.special_tokens
+        return _json(
+            TokenizerInfo(
+                eos_token=special.get("eos_token"),
+                bos_token=special.get("bos_token"),
+                pad_token=special.get("pad_token"),
+                chat_template=model.chat_template,
+            )
         )
 
     # --------------------------------------------------------------------------

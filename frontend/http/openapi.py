@@ -13,6 +13,7 @@ from frontend.http.replies import (
     ModelCard,
     ModelList,
     TokenizeReply,
+    TokenizerInfo,
     Version,
 )
 from frontend.http.schemas import (
@@ -45,6 +46,7 @@ OPERATIONS = (
     Operation("get", "/version", "What serves here", None, Version),
     Operation("post", "/tokenize", "Text to token ids", TokenizeRequest, TokenizeReply),
     Operation("post", "/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeReply),
+    Operation("get", "/tokenizer_info", "Special tokens and chat template", None, TokenizerInfo),
 )
 
 

@@ -186,3 +186,12 @@ class DetokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
     """POST /detokenize."""
 
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /tokenizer_info."""
+
+    eos_token: str | None
+    bos_token: str | None
+    pad_token: str | None
+    chat_template: str | None

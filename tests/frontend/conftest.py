@@ -368,7 +368,7 @@ class Serving:
 
 
 @pytest.fixture
-def serve(tmp_path, smol_desk, smol_vocabulary, smol_tokenizer):
+def serve(tmp_path, smol, smol_desk, smol_vocabulary, smol_tokenizer):
     """Return a function that runs a coroutine function with a Serving, and returns its result."""
     from frontend.engine_client import EngineClient
     from frontend.http.api import build_app
@@ -390,7 +390,7 @@ def serve(tmp_path, smol_desk, smol_vocabulary, smol_tokenizer):
             max_live_sequences=max_live_sequences,
         )
         if with_text:
-            engine.learn_text(smol_vocabulary, [EOS])
+            engine.learn_text(smol, smol_vocabulary)
         listener = open_listener("127.0.0.1", 0, -1)
         server = HttpServer(build_app(engine, MODEL, keys), listener)
         http = Http(listener.getsockname()[1])

@@ -99,7 +99,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path, smol_desk, smol_vocabulary):
+def bench(tmp_path, smol, smol_desk, smol_vocabulary):
     """Return a function that runs a coroutine function with a Bench."""
 
     async def main(use):
@@ -109,7 +109,7 @@ def bench(tmp_path, smol_desk, smol_vocabulary):
             sent.append, DeskText(smol_desk), SeedSource(0, 0), max_live_sequences=64
         )
         engine.meet_scheduler(FACTS)
-        engine.learn_text(smol_vocabulary, [2])
+        engine.learn_text(smol, smol_vocabulary)
         router = AsyncRouter(context, f"ipc://{tmp_path}/clients")
         endpoint = ClientEndpoint(router, engine, "smol", epoch=5)
         running = asyncio.create_task(endpoint.run())

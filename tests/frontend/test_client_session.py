@@ -23,7 +23,7 @@ class Sent(list):
 
 
 @pytest.fixture
-def run(smol_desk, smol_vocabulary):
+def run(smol, smol_desk, smol_vocabulary):
     """Return a function that runs a coroutine function with a session, its output, its engine."""
 
     async def main(use):
@@ -32,7 +32,7 @@ def run(smol_desk, smol_vocabulary):
             to_scheduler.append, DeskText(smol_desk), SeedSource(0, 0), max_live_sequences=10**6
         )
         engine.meet_scheduler(FACTS)
-        engine.learn_text(smol_vocabulary, [2])
+        engine.learn_text(smol, smol_vocabulary)
         sent = Sent()
         session = ClientSession(sent, engine, "smol")
         try:

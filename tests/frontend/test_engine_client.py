@@ -9,6 +9,7 @@ from frontend.deltas import DeltaQueue
 from frontend.engine_client import EngineClient
 from frontend.generation import GenerationRequest
 from frontend.seeds import SeedSource
+from frontend.text.text_model import TextModel
 from frontend.vocabulary import WordlessVocabulary
 from protocol.columns import pack_int32, unpack_int32
 from protocol.errors import ErrorCode, ProcessError, RequestError
@@ -30,13 +31,13 @@ PROMPT = pack_int32([1, 2, 3])
 class Bench:
     """An engine client with its hands free."""
 
-    def __init__(self, text, vocabulary):
+    def __init__(self, text, model, vocabulary):
         self.sent = []
         self.is_stuck = False
         self.queue = DeltaQueue()
         self.engine = EngineClient(self._send, text, SeedSource(0, 0), max_live_sequences=8)
         self.engine.meet_scheduler(FACTS)
-        self.engine.learn_text(vocabulary, [2])
+        self.engine.learn_text(model, vocabulary)
 
     def _send(self, message):
         if self.is_stuck:
@@ -62,12 +63,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(smol_desk, smol_vocabulary):
+def bench(smol, smol_desk, smol_vocabulary):
     """Return a function that runs a coroutine function with a Bench."""
 
     def run(use):
         async def main():
-            return await use(Bench(DeskText(smol_desk), smol_vocabulary))
+            return await use(Bench(DeskText(smol_desk), smol, smol_vocabulary))
 
         return asyncio.run(main())
 
@@ -298,7 +299,7 @@ def test_a_scheduler_that_takes_nothing_fails_the_request_only(bench):
     assert live == 1
 
 
-def test_why_it_is_not_ready(smol_desk, smol_vocabulary):
+def test_why_it_is_not_ready(smol, smol_desk, smol_vocabulary):
     async def main():
         sent = []
         engine = EngineClient(
@@ -307,7 +308,7 @@ def test_why_it_is_not_ready(smol_desk, smol_vocabulary):
         reasons = [engine.why_not_ready()]
         engine.meet_scheduler(FACTS)
         reasons.append(engine.why_not_ready())
-        engine.learn_text(smol_vocabulary, [2])
+        engine.learn_text(smol, smol_vocabulary)
         reasons.append(engine.why_not_ready())
         engine.start_draining(1.0)
         engine.start_draining(2.0)
@@ -368,11 +369,34 @@ def test_text_and_ids(bench):
 
 def test_a_model_without_a_tokenizer_works_on_ids():
     async def main():
-        bench = Bench(None, WordlessVocabulary())
+        bench = Bench(None, TextModel(eos_ids=[9]), WordlessVocabulary())
         await bench.start()
         (sequence,) = bench.sequences()
         bench.tokens(sequence, [5, 6], first=0, reason=FinishReason.LENGTH)
-        return await bench.take()
+        return sequence.params.stop_token_ids, await bench.take()
 
-    (delta,) = asyncio.run(main())
+    stop_token_ids, (delta,) = asyncio.run(main())
+    assert stop_token_ids == [9]
     assert (delta.text, delta.token_ids) == ("", [5, 6])
+
+
+@pytest.mark.parametrize(
+    ("eos_ids", "name", "stop_token_ids"),
+    [
+        ([2], "<|im_end|>", [2]),
+        ([0], "<|im_end|>", [0, 2]),
+        ([], "<|im_end|>", [2]),
+        ([5], "", [5]),
+    ],
+)
+def test_every_end_token_that_the_models_files_name(
+    smol, smol_vocabulary, eos_ids, name, stop_token_ids
+):
+    async def main():
+        special = {"eos_token": name} if name else {}
+        model = msgspec.structs.replace(smol, eos_ids=eos_ids, special_tokens=special)
+        bench = Bench(None, model, smol_vocabulary)
+        await bench.start()
+        return bench.sequences()[0].params.stop_token_ids
+
+    assert asyncio.run(main()) == stop_token_ids

@@ -13,7 +13,7 @@ from tests.frontend.conftest import FACTS, DeskText, make_deltas
 
 
 @pytest.fixture
-def run(smol_desk, smol_vocabulary):
+def run(smol, smol_desk, smol_vocabulary):
     """Return a function that runs a coroutine function with an engine client and what it sends."""
 
     async def main(use):
@@ -22,7 +22,7 @@ def run(smol_desk, smol_vocabulary):
             sent.append, DeskText(smol_desk), SeedSource(0, 0), max_live_sequences=64
         )
         engine.meet_scheduler(FACTS)
-        engine.learn_text(smol_vocabulary, [2])
+        engine.learn_text(smol, smol_vocabulary)
         return await use(engine, sent)
 
     return lambda use: asyncio.run(main(use))
