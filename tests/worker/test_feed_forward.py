@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 
 from tests.worker.thread_ranks import ThreadRank, on_all, thread_ranks
 from worker.models.feed_forward import FeedForward

@@ -1,4 +1,4 @@
-"""Which rows of which tensors a rank takes; that they compute the right thing is test_causal_lm's."""
+"""Which rows of which tensors a rank takes. What it computes with them is test_causal_lm's."""
 
 import torch
 
