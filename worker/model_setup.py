@@ -76,7 +76,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     num_blocks = config.num_blocks or _num_blocks(
         config, model_config, model, choice, shape, heads, group, dtype=dtype, device=device
     )
-    cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
+    cache = _allocate(shape, num_blocks, choice, dtype=dtype, device=device)
     log.info(
         "cache blocks=%d block_size=%d bytes=%d", num_blocks, shape.block_size, cache.data.nbytes
     )
@@ -112,6 +112,24 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     if isinstance(attention, PagedAttention) and not config.enforce_eager:
         runner.capture_decode_graphs(attention, sampler.draw)
     return runner
+
+
+def _allocate(
+    shape: KVCacheShape,
+    num_blocks: int,
+    choice: AttentionChoice,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KVCache:
+    try:
+        return KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
+    except torch.OutOfMemoryError as error:
+        gib = num_blocks * shape.block_bytes(dtype) / (1 << 30)
+        raise ConfigError(
+            f"The KV cache of {num_blocks} blocks needs {gib:.1f} GiB, which the GPU does not have "
+            "free: lower --num-blocks, or leave it out."
+        ) from error
 
 
 def _device(config: WorkerConfig) -> torch.device:
