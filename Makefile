@@ -14,12 +14,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 comma := ,
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup setup-test demo serve test check lint types imports docs format clean
+.PHONY: help setup setup-test demo serve test test-gpu check lint types imports docs format clean
 
 help:
 	@echo "make demo    install, start, ask one question, stop"
 	@echo "make serve   install, start and leave running (ARGS=... goes to launch.py)"
 	@echo "make test    install what tests need and run them all"
+	@echo "make test-gpu  what needs a GPU: its tests, and every back end against float32"
 	@echo "make check   lint, types, imports, docs and tests: what CI runs"
 	@echo "make setup   only install;  make format, docs, clean"
 
@@ -47,6 +48,10 @@ serve: setup
 
 test: setup-test
 	$(BIN)/python -m pytest -q
+
+test-gpu: setup-test
+	$(BIN)/python -m pytest -q -m gpu
+	$(BIN)/python -m benchmarks.gpu_check
 
 lint: setup-test
 	$(BIN)/ruff format --check .

@@ -1,11 +1,19 @@
 """The paged KV cache of one rank: how many blocks fit, their memory, and copies between them.
 
-Layout: [layers, 2, kv_heads, num_blocks + 1, block_size, head_dim], keys then values. A head's
-tokens within a block lie together, so that gathering a sequence for one head copies whole runs of
-block_size · head_dim numbers. Block `num_blocks` is the pad block, of zeros: rows shorter than
-their neighbours point there.
+Keys come first, then values; an attention back end states which layout its kernels read:
+
+    heads first     [layers, 2, kv_heads, num_blocks + 1, block_size, head_dim]
+    blocks first    [layers, 2, num_blocks + 1, block_size, kv_heads, head_dim]
+
+Heads first, a head's tokens within a block lie together, so that gathering a sequence for one head
+copies whole runs of block_size · head_dim numbers. Blocks first, all of a token's heads lie
+together, which is what the libraries of paged attention want.
+
+Block `num_blocks` is the pad block: rows shorter than their neighbours point there, and rows that
+only fill up a batch write there.
 """
 
+import enum
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +25,13 @@ from torch import Tensor
 from protocol.errors import ConfigError
 
 MAX_CPU_CACHE_BYTES = 2 << 30
+
+
+class KVLayout(enum.Enum):
+    """The order of the cache's dimensions. See above."""
+
+    HEADS_FIRST = enum.auto()
+    BLOCKS_FIRST = enum.auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +50,10 @@ class KVCacheShape:
 
 
 class KVCache:
-    """The cache's memory. Attention back ends read and write `data`; copies go through here."""
+    """The cache's memory. Attention back ends read and write `data`; copies go through here.
+
+    Raises torch.OutOfMemoryError if the device cannot hold it.
+    """
 
     def __init__(
         self,
@@ -44,21 +62,26 @@ class KVCache:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        layout: KVLayout = KVLayout.HEADS_FIRST,
     ) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
-        # Not zeroed: on CPU the pages of a block are then only taken once it is written.
+        self.layout = layout
+        heads, blocks = shape.num_kv_heads, num_blocks + 1
+        if layout is KVLayout.HEADS_FIRST:
+            sizes = (heads, blocks, shape.block_size)
+            self._block_dim = 3
+        else:
+            sizes = (blocks, shape.block_size, heads)
+            self._block_dim = 2
         self.data: Tensor = torch.empty(
-            shape.num_layers,
-            2,
-            shape.num_kv_heads,
-            num_blocks + 1,
-            shape.block_size,
-            shape.head_dim,
-            dtype=dtype,
-            device=device,
+            shape.num_layers, 2, *sizes, shape.head_dim, dtype=dtype, device=device
         )
-        self.data[:, :, :, num_blocks] = 0
+        if device.type == "cpu":
+            # Not all of it: the pages of a block are then only taken once it is written.
+            self.data.select(self._block_dim, num_blocks).zero_()
+        else:
+            self.data.zero_()
 
     @property
     def pad_block(self) -> int:
@@ -67,12 +90,14 @@ class KVCache:
 
     def clear_blocks(self, blocks: Tensor) -> None:
         """Zero blocks, [n] int64."""
-        self.data.index_fill_(3, blocks, 0)
+        self.data.index_fill_(self._block_dim, blocks, 0)
 
     def copy_blocks(self, copies: Sequence[Sequence[int]]) -> None:
         """Copy blocks, (source, target) after (source, target), in this order."""
         for source, target in copies:
-            self.data.select(3, target).copy_(self.data.select(3, source))
+            self.data.select(self._block_dim, target).copy_(
+                self.data.select(self._block_dim, source)
+            )
 
 
 def cpu_num_blocks(block_bytes: int, *, tp: int, available_bytes: int) -> int:

@@ -12,18 +12,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, ProcessError
 from protocol.messages import EngineFacts, LogprobColumns, StepPlan
-from worker.attention.base import AttentionBackend
+from worker.attention.base import AttentionBackend, GraphableBackend
 from worker.batch import BatchBuilder
+from worker.cuda_graphs import FAILED, DecodeGraphs, Draw, graph_buckets
+from worker.decode_inputs import DecodeInputs
 from worker.kv_cache import KVCache
 from worker.models.causal_lm import CausalLM
 from worker.parallel import TensorParallel
 from worker.runner import StepOutput, assemble_output, out_of_memory_output
-from worker.sampler import top_logprobs
+from worker.sampler import RowSampler, top_logprobs
 from worker.sampling_slots import NO_LOGPROBS, SamplingSlots
 from worker.sharded_sampler import ShardedSampler
 from worker.slots import SlotTable
@@ -45,7 +48,9 @@ class ModelRunner:
         group: TensorParallel,
         min_rows: int,
         device: torch.device,
+        sampler: RowSampler | None = None,
     ) -> None:
+        """`sampler`: how this device samples; None: by torch."""
         self._model = model
         self._attention = attention
         self._cache = cache
@@ -64,14 +69,38 @@ class ModelRunner:
             min_rows=min_rows,
             device=device,
         )
-        self._sampling = SamplingSlots(facts.slots, facts.vocab_size, device)
-        self._sampler = ShardedSampler(facts.vocab_size, group)
-        self._last_tokens = torch.zeros(facts.slots, dtype=torch.int64, device=device)
+        # One more than there are: rows that only fill up a graph's bucket use the last.
+        self._sampling = SamplingSlots(facts.slots + 1, facts.vocab_size, device)
+        self._last_tokens = torch.zeros(facts.slots + 1, dtype=torch.int64, device=device)
+        self._sampler = sampler or ShardedSampler(facts.vocab_size, group)
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def facts(self) -> EngineFacts:
         """What this rank has."""
         return self._facts
+
+    def capture_decode_graphs(self, attention: GraphableBackend, draw: Draw) -> None:
+        """Run decode-only steps as CUDA graphs from now on. `attention` is the runner's own."""
+        slots, block_size = self._facts.slots, self._facts.block_size
+        inputs = DecodeInputs(
+            max_rows=slots,
+            max_blocks=self._table.block_tables.shape[1],
+            block_size=block_size,
+            pad_slot=slots,
+            pad_block=self._cache.pad_block,
+            device=self._last_tokens.device,
+        )
+        self._graphs = DecodeGraphs(
+            self._model,
+            attention,
+            inputs,
+            self._sampling,
+            self._last_tokens,
+            draw,
+            buckets=graph_buckets(slots),
+        )
+        self._graphs.capture()
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Apply a plan, compute its rows and return what they produced."""
@@ -97,6 +126,10 @@ class ModelRunner:
         if len(rows.failures) == rows.num_rows:
             return assemble_output(rows, np.zeros(0, dtype=np.int32), {})
 
+        bucket = None if self._graphs is None else self._graphs.bucket(rows)
+        if self._graphs is not None and bucket is not None:
+            return self._replay(self._graphs, bucket, rows)
+
         batch = self._builder.build(rows, self._table.block_tables, self._last_tokens)
         attention = self._attention.start_step(batch)
         hidden: Tensor = self._model(batch.tokens, batch.positions, attention)
@@ -104,6 +137,19 @@ class ModelRunner:
             return assemble_output(rows, np.zeros(0, dtype=np.int32), {})
         logits = self._model.logits(hidden.index_select(0, batch.logit_rows))
         return self._sample(rows, logits[: batch.num_sampled].float())
+
+    def _replay(self, graphs: DecodeGraphs, bucket: int, rows: StepRows) -> StepOutput:
+        """Run a step of decode rows as a graph."""
+        replay = graphs.replay(
+            bucket, rows.decode_slots, rows.decode_positions, self._table.block_tables
+        )
+        if self._sampling.need_logits(rows.decode_slots):
+            # Of all the bucket's rows: then it is the product that the graph has done.
+            logits = self._model.logits(replay.hidden)
+            return self._sample(rows, logits[: len(rows.decode_slots)].float())
+        tokens = replay.reported.cpu().numpy()
+        failed = self._fail(rows, tokens == FAILED)
+        return assemble_output(rows, tokens, failed)
 
     def _sample(self, rows: StepRows, logits: Tensor) -> StepOutput:
         """Sample the step's tokens and keep them as last tokens.
@@ -116,13 +162,17 @@ class ModelRunner:
         self._last_tokens.index_copy_(0, index, samples.tokens)
 
         tokens = samples.tokens.to(torch.int32).cpu().numpy()
-        sampled_rows = rows.sampled_rows
-        failed: dict[int, ErrorCode] = {}
-        for i in np.flatnonzero(samples.failed.cpu().numpy()).tolist():
-            failed[int(sampled_rows[i])] = ErrorCode.NUMERIC
-            self._table.fail(int(slots[i]), ErrorCode.NUMERIC)
+        failed = self._fail(rows, samples.failed.cpu().numpy())
         logprobs = self._logprobs(rows, logits, samples.tokens, slots, positions, failed)
         return assemble_output(rows, tokens, failed, logprobs)
+
+    def _fail(self, rows: StepRows, has_failed: NDArray[np.bool_]) -> dict[int, ErrorCode]:
+        """Mark the slots of sampled rows that failed, [sampled]; return each one's row and code."""
+        failed: dict[int, ErrorCode] = {}
+        for i in np.flatnonzero(has_failed).tolist():
+            failed[int(rows.sampled_rows[i])] = ErrorCode.NUMERIC
+            self._table.fail(int(rows.sampled_slots[i]), ErrorCode.NUMERIC)
+        return failed
 
     def _logprobs(
         self,

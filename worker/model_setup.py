@@ -9,19 +9,25 @@ import torch
 from protocol.errors import ConfigError
 from protocol.messages import EngineFacts
 from protocol.run_dir import RunDir
-from worker.attention.torch_attention import TorchAttention
+from worker.attention.choice import AttentionChoice, build_attention, choose_attention
+from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
+from worker.cuda_graphs import graph_buckets
+from worker.cuda_memory import cuda_num_blocks, graph_reserve, measure_worst_step
 from worker.kv_cache import KVCache, KVCacheShape, available_memory_bytes, cpu_num_blocks
 from worker.layers.linear import fewest_rows
+from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
+from worker.models.causal_lm import CausalLM
 from worker.parallel import OneRank, TensorParallel, join_ranks
 from worker.rendezvous import meet
-from worker.shard import divide_heads
+from worker.shard import HeadShards, divide_heads
+from worker.sharded_sampler import ShardedSampler
 
-CPU_BLOCK_SIZE = 16
 CPU_MAX_NUM_SEQS = 64
+CUDA_MAX_NUM_SEQS = 256
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 log = logging.getLogger(__name__)
@@ -37,7 +43,17 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     model_config = read_model_config(path)
     model_config.require_legal_tp(config.tp)
     device = _device(config)
-    dtype = DTYPES["float32" if config.dtype == "auto" else config.dtype]
+    dtype = _dtype(config, model_config, device)
+    choice = _attention(config, model_config, dtype, device)
+    heads = divide_heads(
+        model_config.num_heads, model_config.num_kv_heads, rank=config.rank, size=config.tp
+    )
+    shape = KVCacheShape(
+        num_layers=model_config.num_layers,
+        num_kv_heads=heads.key_value.size,
+        head_dim=model_config.head_dim,
+        block_size=choice.block_size(config.block_size),
+    )
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.tp)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
@@ -57,49 +73,100 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         *(report.num_bytes, report.seconds, report.num_bytes / report.seconds / 1e9),
         *(str(dtype).removeprefix("torch."), threads),
     )
-    heads = divide_heads(
-        model_config.num_heads, model_config.num_kv_heads, rank=config.rank, size=config.tp
+    num_blocks = config.num_blocks or _num_blocks(
+        config, model_config, model, choice, shape, heads, group, dtype=dtype, device=device
     )
-    shape = KVCacheShape(
-        num_layers=model_config.num_layers,
-        num_kv_heads=heads.key_value.size,
-        head_dim=model_config.head_dim,
-        block_size=config.block_size or CPU_BLOCK_SIZE,
-    )
-    num_blocks = config.num_blocks or cpu_num_blocks(
-        shape.block_bytes(dtype), tp=config.tp, available_bytes=available_memory_bytes()
-    )
-    cache = KVCache(shape, num_blocks, dtype=dtype, device=device)
+    cache = _allocate(shape, num_blocks, choice, dtype=dtype, device=device)
     log.info(
         "cache blocks=%d block_size=%d bytes=%d", num_blocks, shape.block_size, cache.data.nbytes
     )
+    attention = build_attention(choice.name, cache, heads.query.size)
     facts = EngineFacts(
         rank=config.rank,
-        back_end="torch",
+        back_end=choice.name,
         block_size=shape.block_size,
         num_blocks=num_blocks,
-        slots=config.max_num_seqs or CPU_MAX_NUM_SEQS,
+        slots=_slots(config, device),
         max_model_len=max_model_len,
         vocab_size=model_config.vocab_size,
     )
-    return ModelRunner(
+    min_rows = fewest_rows(device, dtype)
+    if device.type == "cpu":
+        return ModelRunner(
+            model, attention, cache, facts, group=group, min_rows=min_rows, device=device
+        )
+    # Imported here because Triton is there only where there are GPUs.
+    from worker.cuda_sampler import CudaSampler  # noqa: PLC0415
+
+    sampler = CudaSampler(model_config.vocab_size, group)
+    runner = ModelRunner(
         model,
-        TorchAttention(cache, heads.query.size),
+        attention,
         cache,
         facts,
         group=group,
-        min_rows=fewest_rows(device, dtype),
+        min_rows=min_rows,
         device=device,
+        sampler=sampler,
     )
+    if isinstance(attention, PagedAttention) and not config.enforce_eager:
+        runner.capture_decode_graphs(attention, sampler.draw)
+    return runner
+
+
+def _allocate(
+    shape: KVCacheShape,
+    num_blocks: int,
+    choice: AttentionChoice,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KVCache:
+    try:
+        return KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
+    except torch.OutOfMemoryError as error:
+        gib = num_blocks * shape.block_bytes(dtype) / (1 << 30)
+        raise ConfigError(
+            f"The KV cache of {num_blocks} blocks needs {gib:.1f} GiB, which the GPU does not have "
+            "free: lower --num-blocks, or leave it out."
+        ) from error
 
 
 def _device(config: WorkerConfig) -> torch.device:
     """Return where to compute. Raises ConfigError for what this version cannot do."""
-    if config.device == "cuda":
-        raise ConfigError("--device cuda is not supported yet: use cpu.")
-    if config.attention not in ("auto", "torch"):
-        raise ConfigError(f"--attention {config.attention} needs CUDA: use torch or auto.")
-    return torch.device("cpu")
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("--device cuda needs a GPU and a torch built for it: use cpu.")
+    if config.device == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    if config.rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"Rank {config.rank} needs a GPU of its own, and there are "
+            f"{torch.cuda.device_count()}: lower --tp."
+        )
+    device = torch.device("cuda", config.rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _dtype(config: WorkerConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    return DTYPES[model.dtype if device.type == "cuda" else "float32"]
+
+
+def _attention(
+    config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> AttentionChoice:
+    is_cuda = device.type == "cuda"
+    choice = choose_attention(
+        config.attention,
+        capability=torch.cuda.get_device_capability(device) if is_cuda else None,
+        dtype=dtype,
+        head_dim=model.head_dim,
+    )
+    log.info("attention back_end=%s because: %s", choice.name, choice.reason)
+    return choice
 
 
 def _join_group(config: WorkerConfig, device: torch.device) -> TensorParallel:
@@ -114,3 +181,52 @@ def _join_group(config: WorkerConfig, device: torch.device) -> TensorParallel:
         timeout_s=config.step_timeout_s,
         device=device,
     )
+
+
+def _slots(config: WorkerConfig, device: torch.device) -> int:
+    default = CUDA_MAX_NUM_SEQS if device.type == "cuda" else CPU_MAX_NUM_SEQS
+    return config.max_num_seqs or default
+
+
+def _num_blocks(
+    config: WorkerConfig,
+    model_config: ModelConfig,
+    model: CausalLM,
+    choice: AttentionChoice,
+    shape: KVCacheShape,
+    heads: HeadShards,
+    group: TensorParallel,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """Return how many blocks memory allows."""
+    block_bytes = shape.block_bytes(dtype)
+    if device.type == "cpu":
+        return cpu_num_blocks(block_bytes, tp=config.tp, available_bytes=available_memory_bytes())
+    slots = _slots(config, device)
+    scratch = KVCache(shape, 0, dtype=dtype, device=device, layout=choice.layout)
+    memory = measure_worst_step(
+        model,
+        build_attention(choice.name, scratch, heads.query.size),
+        scratch,
+        ShardedSampler(model_config.vocab_size, group),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=slots,
+        max_model_len=config.max_model_len or model_config.max_position_embeddings,
+        vocab_size=model_config.vocab_size,
+    )
+    has_graphs = choice.is_graphable and not config.enforce_eager
+    reserve = graph_reserve(
+        len(graph_buckets(slots)) if has_graphs else 0, slots, model_config.vocab_size, dtype
+    )
+    num_blocks = cuda_num_blocks(
+        memory,
+        utilization=config.gpu_memory_utilization,
+        graph_reserve=reserve,
+        block_bytes=block_bytes,
+    )
+    log.info(
+        "memory total=%d used_at_peak=%d graphs=%d", memory.total, memory.used_at_peak, reserve
+    )
+    return num_blocks

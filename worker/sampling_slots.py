@@ -53,9 +53,9 @@ class SamplingSlots:
         self._kinds[slot] = kind
         self._host_top_k[slot] = 0 if keeps_all else top_k
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._temperatures[slot] = 0.0 if is_greedy else params.temperature
         if not is_greedy:
             assert params.seed is not None, "the scheduler sees seeds resolved"
-            self._temperatures[slot] = params.temperature
             self._top_k[slot] = top_k
             self._top_p[slot] = params.top_p
             self._min_p[slot] = params.min_p
@@ -77,6 +77,15 @@ class SamplingSlots:
             filtered=self._to_device(filtered),
             max_top_k=int(self._host_top_k[slots[filtered]].max(initial=0)),
         )
+
+    def draw_parameters(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return temperatures, 0 where greedy, and seeds of slots [rows] int64 on the device."""
+        return self._temperatures.index_select(0, slots), self._seeds.index_select(0, slots)
+
+    def need_logits(self, slots: Int32Array) -> bool:
+        """Return whether any of these slots wants more than a draw: filters, log-probabilities."""
+        has_filters = self._kinds[slots] == _Kind.FILTERED
+        return bool(has_filters.any() or (self.num_logprobs[slots] != NO_LOGPROBS).any())
 
     def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self._device)

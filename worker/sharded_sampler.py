@@ -52,7 +52,7 @@ class ShardedSampler:
             values[rows.filtered] = 0.0 if is_judge else float("-inf")
             if is_judge:
                 ids[rows.filtered] = sample_filtered(whole, rows)
-        return _largest(self._group.all_gather(torch.stack((best, values, ids.float()))))
+        return largest_candidate(self._group.all_gather(torch.stack((best, values, ids.float()))))
 
     def whole_logits(self, logits: Tensor) -> Tensor:
         """Return all ranks' logits of some rows side by side. [n, width] -> [n, vocab]"""
@@ -62,7 +62,7 @@ class ShardedSampler:
         return parts.transpose(0, 1).flatten(1)[:, : self._vocab_size]
 
 
-def _largest(candidates: Tensor) -> Samples:
+def largest_candidate(candidates: Tensor) -> Samples:
     """Return each row's winner. [ranks, (best, value, id), rows]
 
     NaN counts as the largest, so a row that has one on any rank fails on all.

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
-from worker.kv_cache import KVCache, KVCacheShape, available_memory_bytes, cpu_num_blocks
+from worker.kv_cache import KVCache, KVCacheShape, KVLayout, available_memory_bytes, cpu_num_blocks
 
 SHAPE = KVCacheShape(num_layers=2, num_kv_heads=3, head_dim=8, block_size=4)
 GIB = 1 << 30
@@ -36,32 +36,43 @@ def test_available_memory():
     assert 1 << 20 < available_memory_bytes() < 1 << 46
 
 
-def make() -> KVCache:
-    cache = KVCache(SHAPE, 5, dtype=torch.float32, device=torch.device("cpu"))
-    cache.data[:, :, :, :5] = torch.arange(1.0, 6.0)[:, None, None]
+@pytest.fixture(params=KVLayout)
+def cache(request: pytest.FixtureRequest) -> KVCache:
+    """A cache whose blocks are filled with 1, 2, 3, 4 and 5."""
+    cache = KVCache(SHAPE, 5, dtype=torch.float32, device=torch.device("cpu"), layout=request.param)
+    blocks_last = cache.data.movedim(block_dim(cache), -1)
+    blocks_last[..., :5] = torch.arange(1.0, 6.0)
     return cache
+
+
+def block_dim(cache: KVCache) -> int:
+    return 3 if cache.layout is KVLayout.HEADS_FIRST else 2
 
 
 def contents(cache: KVCache) -> list[float]:
     """Return the number that fills each block."""
-    blocks = cache.data.transpose(0, 3).flatten(1)
+    blocks = cache.data.movedim(block_dim(cache), 0).flatten(1)
     assert torch.equal(blocks.amin(1), blocks.amax(1))
     return blocks[:, 0].tolist()
 
 
-def test_pad_block_is_zero():
-    cache = make()
+def test_layouts():
+    sizes = {KVLayout.HEADS_FIRST: (2, 2, 3, 6, 4, 8), KVLayout.BLOCKS_FIRST: (2, 2, 6, 4, 3, 8)}
+    for layout, size in sizes.items():
+        cache = KVCache(SHAPE, 5, dtype=torch.float32, device=torch.device("cpu"), layout=layout)
+        assert tuple(cache.data.shape) == size
+
+
+def test_pad_block_is_zero(cache: KVCache):
     assert cache.pad_block == 5
     assert contents(cache) == [1, 2, 3, 4, 5, 0]
 
 
-def test_copies_happen_in_order():
-    cache = make()
+def test_copies_happen_in_order(cache: KVCache):
     cache.copy_blocks([[0, 3], [3, 1], [4, 0]])
     assert contents(cache) == [5, 1, 3, 1, 5, 0]
 
 
-def test_clear():
-    cache = make()
+def test_clear(cache: KVCache):
     cache.clear_blocks(torch.tensor([1, 4]))
     assert contents(cache) == [1, 0, 3, 4, 0, 0]

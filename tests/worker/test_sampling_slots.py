@@ -39,3 +39,18 @@ def test_a_slot_is_taken_over_completely():
     assert (rows.top_k.item(), rows.top_p.item(), rows.min_p.item()) == (100, 1.0, 0.0)
     assert rows.max_top_k == 0
     assert slots.num_logprobs.tolist() == [0] + [NO_LOGPROBS] * 5
+
+
+def test_what_a_draw_needs():
+    slots = make()
+    temperatures, seeds = slots.draw_parameters(torch.tensor([1, 0, 5]))
+    assert temperatures.tolist() == [0.5, 0.0, torch.tensor(0.7).item()]
+    assert seeds.tolist()[::2] == [-(2**63), 3]
+    slots.join(1, SamplingParams(temperature=0.0, seed=4))
+    assert slots.draw_parameters(torch.tensor([1]))[0].tolist() == [0.0]
+
+
+def test_who_needs_more_than_a_draw():
+    needs = {slot: make().need_logits(np.array([slot], dtype=np.int32)) for slot in range(6)}
+    assert needs == {0: True, 1: False, 2: True, 3: True, 4: False, 5: False}
+    assert make().need_logits(np.array([1, 3], dtype=np.int32))

@@ -5,6 +5,7 @@ whatever all layers of that step share: indices, masks, a kernel's metadata. A m
 that, so it knows neither blocks nor the mix of decode rows and chunks.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -30,4 +31,27 @@ class AttentionBackend(Protocol):
 
     def start_step(self, batch: ForwardBatch) -> StepAttention:
         """Prepare what all layers of a step share."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRows:
+    """Decode rows as a CUDA graph sees them: everything on the device, nothing known to the host.
+
+    A row that only fills up the batch has length 0 and the pad block's first cache position.
+    """
+
+    cache_positions: Tensor
+    """[rows] int64, where each row's key and value go."""
+    lengths: Tensor
+    """[rows] int32, tokens each row attends to, itself included."""
+    block_tables: Tensor
+    """[rows, blocks] int32; what lies past a row's length is never read."""
+
+
+class GraphableBackend(AttentionBackend, Protocol):
+    """A back end whose decode steps do the same work on the host whatever the rows hold."""
+
+    def start_decode(self, rows: DecodeRows) -> StepAttention:
+        """Prepare a step of decode rows only. All of it may be captured in a graph."""
         ...

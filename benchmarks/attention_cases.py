@@ -1,0 +1,228 @@
+"""Random paged batches, run through a back end and compared with attention written out plainly.
+
+A case has sequences of odd lengths around block boundaries, some of which decode while others have
+a chunk. Their blocks lie scattered in the cache, and whatever no sequence has written is NaN, as
+another's failure might have left it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.attention.base import DecodeRows
+from worker.attention.choice import AttentionChoice, build_attention
+from worker.attention.paged import PagedAttention
+from worker.batch import BatchBuilder, ForwardBatch
+from worker.decode_inputs import DecodeInputs
+from worker.kv_cache import KVCache, KVCacheShape, KVLayout
+from worker.step_rows import Chunk, Int32Array, StepRows, int32_view
+
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+"""Largest difference allowed, for values of standard deviation 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a case."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Sequences, one a slot: decode slots first, then those with chunks."""
+
+    shape: Shape
+    decode_lengths: tuple[int, ...]
+    """Tokens each decode row attends to, itself included."""
+    chunks: tuple[tuple[int, int], ...]
+    """(start, count) of each chunk."""
+    seed: int
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Length of every sequence after the step."""
+        return (*self.decode_lengths, *(start + count for start, count in self.chunks))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Length of every sequence before the step."""
+        return (*(length - 1 for length in self.decode_lengths), *(s for s, _ in self.chunks))
+
+
+def random_case(shape: Shape, *, num_decode: int, num_chunks: int, max_len: int, seed: int) -> Case:
+    """Return a case with lengths at, before and after block boundaries, and in between."""
+    random = np.random.default_rng(seed)
+
+    def length() -> int:
+        boundary = shape.block_size * int(random.integers(1, max(2, max_len // shape.block_size)))
+        near = boundary + int(random.integers(-1, 2))
+        return min(
+            max_len, max(1, near if random.random() < 0.5 else int(random.integers(1, max_len)))
+        )
+
+    decode = tuple(length() for _ in range(num_decode))
+    chunks = []
+    for index in range(num_chunks):
+        end = length()
+        start = 0 if index % 3 == 0 else int(random.integers(0, end))
+        chunks.append((start, end - start))
+    return Case(shape=shape, decode_lengths=decode, chunks=tuple(chunks), seed=seed)
+
+
+def largest_error(
+    case: Case, name: str, *, dtype: torch.dtype, device: torch.device, as_graph: bool = False
+) -> float:
+    """Return how far a back end is off at most; NaN counts as infinitely far.
+
+    With `as_graph`, the decode rows go the way a CUDA graph's do, with padding rows among them.
+    """
+    generator = torch.Generator().manual_seed(case.seed)
+    shape = case.shape
+    contents = [
+        torch.randn(end, 2, shape.num_kv_heads, shape.head_dim, generator=generator).to(
+            device, dtype
+        )
+        for end in case.ends
+    ]
+    queries = [
+        torch.randn(end - start, shape.num_heads, shape.head_dim, generator=generator).to(
+            device, dtype
+        )
+        for start, end in zip(case.starts, case.ends, strict=True)
+    ]
+    cache, tables = _written_cache(case, name, contents, dtype=dtype, device=device)
+    attention = build_attention(name, cache, shape.num_heads)
+    fresh = torch.cat([c[start:] for c, start in zip(contents, case.starts, strict=True)])
+    query = torch.cat(queries)
+    if as_graph:
+        assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
+        rows = _graph_rows(case, cache, tables)
+        padding = len(rows.lengths) - len(query)
+        step = attention.start_decode(rows)
+        query = torch.cat((query, query.new_ones(padding, *query.shape[1:])))
+        fresh = torch.cat((fresh, fresh.new_ones(padding, *fresh.shape[1:])))
+    else:
+        step = attention.start_step(_batch(case, cache, tables))
+    output = step.attend(0, query, fresh)[: sum(map(len, queries))]
+    expected = torch.cat(
+        [
+            plain_attention(q, c, start)
+            for q, c, start in zip(queries, contents, case.starts, strict=True)
+        ]
+    )
+    error = (output.float() - expected).abs().max()
+    return float(error.nan_to_num(float("inf")))
+
+
+def plain_attention(query: Tensor, contents: Tensor, start: int) -> Tensor:
+    """Attend from positions `start` on, in float32. [n, heads, d], [end, 2, kv_heads, d]"""
+    groups = query.shape[1] // contents.shape[2]
+    keys, values = contents.float().repeat_interleave(groups, dim=2).permute(1, 2, 0, 3)
+    scores = query.float().transpose(0, 1) @ keys.transpose(1, 2) * query.shape[2] ** -0.5
+    positions = torch.arange(len(contents), device=query.device)
+    scores.masked_fill_(positions > positions[start:, None], float("-inf"))
+    attended: Tensor = (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
+    return attended
+
+
+def _written_cache(
+    case: Case, name: str, contents: list[Tensor], *, dtype: torch.dtype, device: torch.device
+) -> tuple[KVCache, Int32Array]:
+    """Return a cache with everything before the step in it, and the slots' block tables."""
+    size = case.shape.block_size
+    shape = KVCacheShape(
+        num_layers=1,
+        num_kv_heads=case.shape.num_kv_heads,
+        head_dim=case.shape.head_dim,
+        block_size=size,
+    )
+    counts = [-(-end // size) for end in case.ends]
+    layout = AttentionChoice(name=name, reason="").layout
+    cache = KVCache(shape, sum(counts) + 3, dtype=dtype, device=device, layout=layout)
+    cache.data.fill_(float("nan"))  # as a failed sequence may have left it
+    cache.clear_blocks(torch.tensor([cache.pad_block], device=device))
+    blocks = np.random.default_rng(case.seed).permutation(cache.num_blocks).astype(np.int32)
+    tables = np.full((len(counts), max(counts) + 2), -1, dtype=np.int32)
+    first = 0
+    for slot, count in enumerate(counts):
+        tables[slot, :count] = blocks[first : first + count]
+        first += count
+        _write(
+            cache, torch.from_numpy(tables[slot]).to(device), contents[slot][: case.starts[slot]]
+        )
+    return cache, tables
+
+
+def _write(cache: KVCache, table: Tensor, tokens: Tensor) -> None:
+    """Put a sequence's tokens, [n, 2, kv_heads, head_dim], into the cache's only layer."""
+    size = cache.shape.block_size
+    positions = torch.arange(len(tokens), device=tokens.device)
+    blocks, offsets = table[positions // size].long(), positions % size
+    if cache.layout is KVLayout.HEADS_FIRST:
+        # This layout's back end has cleared a block when it began to fill it.
+        cache.clear_blocks(blocks)
+        cache.data[0][:, :, blocks, offsets] = tokens.permute(1, 2, 0, 3)
+    else:
+        cache.data[0][:, blocks, offsets] = tokens.transpose(0, 1)
+
+
+def _batch(case: Case, cache: KVCache, tables: Int32Array) -> ForwardBatch:
+    num_decode = len(case.decode_lengths)
+    decode = np.arange(num_decode, dtype=np.int32)
+    chunks = tuple(
+        Chunk(
+            row=num_decode + index,
+            slot=num_decode + index,
+            start=start,
+            token_ids=np.zeros(count, dtype=np.int32),
+            is_last=True,
+        )
+        for index, (start, count) in enumerate(case.chunks)
+    )
+    nothing = int32_view(b"")
+    rows = StepRows(
+        step_id=1,
+        num_rows=num_decode + len(chunks),
+        leaves=nothing,
+        joins=(),
+        copies=nothing.reshape(0, 2),
+        new_blocks=nothing.reshape(0, 3),
+        decode_rows=decode,
+        decode_slots=decode,
+        decode_positions=np.array(case.decode_lengths, dtype=np.int32) - np.int32(1),
+        chunks=chunks,
+        failures={},
+    )
+    device = cache.data.device
+    builder = BatchBuilder(
+        block_size=case.shape.block_size, pad_block=cache.pad_block, min_rows=1, device=device
+    )
+    last_tokens = torch.zeros(len(tables), dtype=torch.int64, device=device)
+    return builder.build(rows, tables, last_tokens)
+
+
+def _graph_rows(case: Case, cache: KVCache, tables: Int32Array) -> DecodeRows:
+    assert not case.chunks, "graphs have no chunks"
+    num_decode = len(case.decode_lengths)
+    inputs = DecodeInputs(
+        max_rows=num_decode + 3,
+        max_blocks=tables.shape[1],
+        block_size=case.shape.block_size,
+        pad_slot=num_decode,
+        pad_block=cache.pad_block,
+        device=cache.data.device,
+    )
+    positions = np.array(case.decode_lengths, dtype=np.int32) - np.int32(1)
+    inputs.fill(num_decode + 3, np.arange(num_decode, dtype=np.int32), positions, tables)
+    columns = inputs.columns(num_decode + 3)
+    return DecodeRows(
+        cache_positions=columns.cache_positions.long(),
+        lengths=columns.lengths,
+        block_tables=columns.block_tables,
+    )

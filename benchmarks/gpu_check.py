@@ -1,0 +1,341 @@
+"""Checks on a GPU that what is fast is also right. Prints a table; exits with 1 if a row fails.
+
+    python -m benchmarks.gpu_check [--model DIR|FILE.gguf] [--back-ends fa3 flash-attn torch]
+
+- attention: every back end on random paged batches against attention written out in float32
+- draw: the sampling kernel against torch's sampler
+- tokens: the whole runner in bfloat16 against transformers in float32 over 20 prompts of 64 tokens,
+  with CUDA graphs and without; a token may differ only where the reference itself finds it at most
+  0.25 less likely (logits)
+- graphs: a replayed decode step against the same step run eagerly, bit for bit
+
+Without --model the tokens are a random Llama's, of SmolLM2-135M's sizes.
+"""
+
+import argparse
+import contextlib
+import gc
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.attention_cases import TOLERANCES, Shape, largest_error, random_case
+from benchmarks.teacher_forcing import Reference, compare, make_references
+from protocol.lifecycle import ProcessConfig
+from protocol.messages import SamplingParams
+from worker.attention.choice import AttentionChoice, build_attention
+from worker.attention.paged import PagedAttention
+from worker.config import WorkerConfig
+from worker.cuda_graphs import DecodeGraphs
+from worker.decode_inputs import DecodeInputs
+from worker.kv_cache import KVCache, KVCacheShape
+from worker.model_files import is_gguf, read_model_config
+from worker.model_loading import load_model
+from worker.model_setup import build_model_runner
+from worker.parallel import OneRank
+from worker.sampler import sample
+from worker.sampling_slots import SamplingSlots
+
+ALLOWED_GAP = 0.25
+NUM_PROMPTS, NUM_TOKENS = 20, 64
+SHAPES = (
+    (16, 8, 128),  # Qwen3-0.6B
+    (32, 8, 128),  # Qwen3-8B
+    (9, 3, 64),  # SmolLM2
+)
+MAX_LEN = 1500
+
+
+class Outcome(NamedTuple):
+    """What a check found, in words."""
+
+    is_right: bool
+    detail: str
+
+
+class Table:
+    """The rows so far; each is printed as it comes."""
+
+    def __init__(self) -> None:
+        self.num_wrong = 0
+
+    def add(self, name: str, check: Callable[[], Outcome]) -> None:
+        """Run a check and print its row. An exception is a row that fails."""
+        started = time.perf_counter()
+        try:
+            outcome = check()
+        except Exception as error:  # noqa: BLE001 - one broken check must not hide the others
+            outcome = Outcome(False, f"{type(error).__name__}: {error}".replace("\n", " ")[:600])
+        self.num_wrong += not outcome.is_right
+        seconds = time.perf_counter() - started
+        verdict = "ok   " if outcome.is_right else "WRONG"
+        print(f"{verdict} {name:<44} {seconds:6.1f} s  {outcome.detail}", flush=True)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def check_attention(
+    name: str, shape: Shape, dtype: torch.dtype, device: torch.device, *, as_graph: bool
+) -> Outcome:
+    """Run random cases, mixed ones or decode rows as a graph has them."""
+    worst = 0.0
+    for seed, (num_decode, num_chunks) in enumerate(((5, 4), (0, 3), (9, 0), (33, 2), (1, 0))):
+        if as_graph and not num_decode:
+            continue
+        case = random_case(
+            shape,
+            num_decode=num_decode,
+            num_chunks=0 if as_graph else num_chunks,
+            max_len=MAX_LEN,
+            seed=seed,
+        )
+        worst = max(worst, largest_error(case, name, dtype=dtype, device=device, as_graph=as_graph))
+    allowed = TOLERANCES[dtype]
+    return Outcome(worst <= allowed, f"largest error {worst:.2e}, allowed {allowed:.0e}")
+
+
+def check_draw(device: torch.device, vocab_size: int) -> Outcome:
+    """Draw tokens by the kernel and by torch."""
+    from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
+
+    slots = np.arange(64, dtype=np.int32)
+    sampling = _sampling(len(slots), vocab_size, device)
+    rows = sampling.rows(slots, slots * np.int32(977))
+    generator = torch.Generator(device).manual_seed(0)
+    logits = torch.randn(len(slots), vocab_size, device=device, generator=generator) * 3
+    logits = logits.to(torch.bfloat16)
+    logits[5, 7] = float("nan")
+    logits[6, 8] = float("inf")
+    expected = sample(logits.float(), rows)
+    drawn = CudaSampler(vocab_size, OneRank()).draw(
+        logits, rows.temperatures, rows.seeds, rows.positions
+    )
+    same_failures = torch.equal(expected.failed, drawn.failed)
+    differing = int((expected.tokens != drawn.tokens)[~expected.failed].sum())
+    return Outcome(
+        same_failures and differing == 0,
+        f"{differing} of {len(slots)} tokens differ, {int(drawn.failed.sum())} rows failed",
+    )
+
+
+def check_tokens(
+    model: Path, name: str, references: Sequence[Reference], dtype: str, *, eager: bool
+) -> Outcome:
+    """Run the whole runner beside the reference."""
+    config = WorkerConfig(
+        process=ProcessConfig(run_dir="unused"),
+        model=str(model),
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        dtype=dtype,
+        attention=name,
+        max_model_len=1024,
+        max_num_seqs=24,
+        num_blocks=24 * (64 if name == "torch" else 16),
+        enforce_eager=eager,
+    )
+    found = compare(build_model_runner(config), references, max_chunk=200)
+    share = 100 * found.differing / found.positions
+    return Outcome(
+        found.worst_gap <= ALLOWED_GAP,
+        f"{found.differing} of {found.positions} tokens differ ({share:.1f} %), "
+        f"worst gap {found.worst_gap:.3f}, allowed {ALLOWED_GAP}",
+    )
+
+
+def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
+    """Replay every bucket and run it eagerly, from the same state."""
+    from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
+
+    buckets, slots, max_blocks = (1, 2, 8, 24), 24, 6
+    config = read_model_config(model)
+    dtype = torch.bfloat16
+    choice = AttentionChoice(name=name, reason="")
+    shape = KVCacheShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=choice.block_size(None),
+    )
+    max_len = max_blocks * shape.block_size
+    loaded, _ = load_model(
+        model, config, group=OneRank(), max_model_len=max_len, dtype=dtype, device=device
+    )
+    num_blocks = slots * max_blocks
+    cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
+    attention = build_attention(name, cache, config.num_heads)
+    assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
+    inputs = DecodeInputs(
+        max_rows=slots,
+        max_blocks=max_blocks,
+        block_size=shape.block_size,
+        pad_slot=slots,
+        pad_block=cache.pad_block,
+        device=device,
+    )
+    sampling = _sampling(slots + 1, config.vocab_size, device)
+    last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+    graphs = DecodeGraphs(
+        loaded,
+        attention,
+        inputs,
+        sampling,
+        last_tokens,
+        CudaSampler(config.vocab_size, OneRank()).draw,
+        buckets=buckets,
+    )
+    graphs.capture()
+    contents = torch.randn(cache.data.shape, dtype=dtype, device=device)
+    tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
+    tables = tables.reshape(slots, max_blocks)
+    wrong = []
+    for num_rows in (1, 2, 5, 8, 13, 24):
+        bucket = min(size for size in buckets if size >= num_rows)
+        random = np.random.default_rng(num_rows)
+        used = random.permutation(slots)[:num_rows].astype(np.int32)
+        positions = random.integers(0, max_len, num_rows).astype(np.int32)
+        states = []
+        for replays in (True, False):
+            cache.data.copy_(contents)
+            last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
+            # Replayed either way: it is what fills the inputs.
+            replay = graphs.replay(bucket, used, positions, tables)
+            if not replays:
+                cache.data.copy_(contents)
+                last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
+                replay.reported.fill_(-7)
+                with torch.inference_mode():
+                    graphs.run_eagerly(bucket)
+            states.append((replay.reported.clone(), last_tokens.clone(), replay.hidden.clone()))
+        if not all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
+            off = (states[0][2].float() - states[1][2].float()).abs().max()
+            wrong.append(f"{num_rows} rows (hidden off by {float(off):.2e})")
+        if not states[0][2].isfinite().all() or (states[0][0] < 0).any():
+            wrong.append(f"{num_rows} rows not finite")
+    return Outcome(not wrong, "; ".join(wrong) or "6 row counts, bit for bit")
+
+
+def _sampling(slots: int, vocab_size: int, device: torch.device) -> SamplingSlots:
+    """Return slots of which every third is greedy."""
+    sampling = SamplingSlots(slots, vocab_size, device)
+    for slot in range(slots):
+        temperature = 0.0 if slot % 3 == 0 else 0.6 + 0.1 * (slot % 5)
+        sampling.join(slot, SamplingParams(temperature=temperature, seed=slot * 0x123456789ABCDE))
+    return sampling
+
+
+@contextlib.contextmanager
+def model_path(given: str) -> Iterator[Path]:
+    """Yield the model to check, making a random one if none is given."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - takes seconds
+
+    if given:
+        yield Path(given)
+        return
+    config = LlamaConfig(
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rope_theta=100_000.0,
+        tie_word_embeddings=True,
+        initializer_range=0.06,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as directory:
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+        yield Path(directory)
+
+
+def references_of(model: Path, device: torch.device) -> list[Reference]:
+    """Return what transformers makes of 20 prompts, in float32."""
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - takes seconds
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if is_gguf(model):
+            loaded = AutoModelForCausalLM.from_pretrained(
+                model.parent, gguf_file=model.name, dtype=torch.float32
+            )
+        else:
+            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return make_references(
+        loaded.to(device).eval(),
+        vocab_size=loaded.config.vocab_size,
+        num_prompts=NUM_PROMPTS,
+        num_tokens=NUM_TOKENS,
+    )
+
+
+def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
+    """Run every check and return how many were wrong."""
+    table = Table()
+    for name in back_ends:
+        for heads in SHAPES:
+            blocks = AttentionChoice(name=name, reason="").block_size(None)
+            shape = Shape(
+                num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], block_size=blocks
+            )
+            for dtype in (torch.bfloat16, torch.float32 if name == "torch" else torch.float16):
+                for as_graph in (False,) if name == "torch" else (False, True):
+                    table.add(
+                        f"attention {name} {heads} {str(dtype)[6:]}{' graph' * as_graph}",
+                        partial(check_attention, name, shape, dtype, device, as_graph=as_graph),
+                    )
+    for vocab_size in (151_936, 49_152, 1003):
+        table.add(f"draw {vocab_size}", partial(check_draw, device, vocab_size))
+    with model_path(model) as path:
+        references: list[Reference] = []
+
+        def load() -> Outcome:
+            references.extend(references_of(path, device))
+            return Outcome(True, f"{len(references)} prompts in float32")
+
+        table.add("reference", load)
+        for name in back_ends:
+            if name != "torch":
+                table.add(f"graphs {name}", partial(check_graphs, path, name, device))
+        for name in back_ends:
+            for eager in (True,) if name == "torch" else (True, False):
+                flag = "float32" if name == "torch" else "bfloat16"
+                table.add(
+                    f"tokens {name} {flag} {'eager' if eager else 'graphs'}",
+                    partial(check_tokens, path, name, references, flag, eager=eager),
+                )
+    return table.num_wrong
+
+
+def main() -> None:
+    """Check, and say how it went."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--model", default="", help="directory or GGUF file; default: a random one")
+    parser.add_argument(
+        "--back-ends",
+        nargs="+",
+        choices=("fa3", "flash-attn", "torch"),
+        default=["fa3", "flash-attn", "torch"],
+    )
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("gpu_check needs a GPU, and torch sees none")
+    torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    wrong = run(arguments.model, arguments.back_ends, torch.device("cuda", 0))
+    print(f"{wrong} wrong" if wrong else "all right")
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

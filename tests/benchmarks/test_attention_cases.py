@@ -1,0 +1,23 @@
+import pytest
+import torch
+
+from benchmarks.attention_cases import TOLERANCES, Shape, largest_error, random_case
+
+SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=8, block_size=16)
+
+
+def test_lengths_meet_block_boundaries():
+    case = random_case(SHAPE, num_decode=40, num_chunks=40, max_len=100, seed=0)
+    assert {length % 16 for length in case.ends} >= {0, 1, 15}
+    assert max(case.ends) <= 100
+    assert {start == 0 for start, _ in case.chunks} == {True, False}
+    assert min(count for _, count in case.chunks) >= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(3))
+def test_torchs_back_end(dtype: torch.dtype, seed: int):
+    case = random_case(SHAPE, num_decode=5, num_chunks=4, max_len=100, seed=seed)
+    assert (
+        largest_error(case, "torch", dtype=dtype, device=torch.device("cpu")) <= TOLERANCES[dtype]
+    )

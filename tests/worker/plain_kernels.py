@@ -1,0 +1,61 @@
+"""`PagedKernels` written out plainly, so that what surrounds a library's can be tested on CPU."""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.attention_cases import plain_attention
+from worker.attention.base import DecodeRows
+from worker.attention.paged import ChunkBatch, DecodeKernel
+
+
+class PlainKernels:
+    def start_decode(self, rows: DecodeRows) -> DecodeKernel:
+        return _Decode(rows)
+
+    def attend_fresh(
+        self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
+    ) -> Tensor:
+        assert chunks.is_fresh
+        starts = chunks.query_starts.tolist()
+        contents = torch.stack((keys, values), dim=1)
+        parts = [
+            plain_attention(query[first:last], contents[first:last], 0)
+            for first, last in itertools.pairwise(starts)
+        ]
+        return torch.cat(parts).view(query.shape)
+
+    def attend_paged(
+        self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
+    ) -> Tensor:
+        assert chunks.length_starts.diff().tolist() == chunks.lengths.tolist()
+        assert chunks.max_length == int(chunks.lengths.max())
+        assert chunks.max_count == int(chunks.query_starts.diff().max())
+        starts = chunks.query_starts.tolist()
+        parts = []
+        for index, length in enumerate(chunks.lengths.tolist()):
+            rows = query[starts[index] : starts[index + 1]]
+            contents = _gather(keys, values, chunks.block_tables[index], length)
+            parts.append(plain_attention(rows, contents, length - len(rows)))
+        return torch.cat(parts).view(query.shape)
+
+
+@dataclass
+class _Decode:
+    rows: DecodeRows
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        output = torch.zeros_like(query)
+        for index, length in enumerate(self.rows.lengths.tolist()):
+            if length:
+                contents = _gather(keys, values, self.rows.block_tables[index], length)
+                attended = plain_attention(query[index], contents, length - 1)
+                output[index] = attended.view(output[index].shape)
+        return output
+
+
+def _gather(keys: Tensor, values: Tensor, table: Tensor, length: int) -> Tensor:
+    blocks = table[: -(-length // keys.shape[1])].long()
+    return torch.stack([pool[blocks].flatten(0, 1)[:length] for pool in (keys, values)], dim=1)

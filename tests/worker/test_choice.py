@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from protocol.errors import ConfigError
+from worker.attention.choice import AttentionChoice, choose_attention
+from worker.kv_cache import KVLayout
+
+HOPPER, AMPERE, TURING, BLACKWELL = (9, 0), (8, 0), (7, 5), (10, 0)
+BOTH = ("flash_attn", "flash_attn_interface")
+
+
+def choose(
+    requested: str = "auto",
+    *,
+    capability: tuple[int, int] | None = HOPPER,
+    dtype: torch.dtype = torch.bfloat16,
+    head_dim: int = 128,
+    installed: tuple[str, ...] = BOTH,
+) -> AttentionChoice:
+    return choose_attention(
+        requested,
+        capability=capability,
+        dtype=dtype,
+        head_dim=head_dim,
+        installed=installed.__contains__,
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [
+        ({}, "fa3"),
+        ({"dtype": torch.float16}, "fa3"),
+        ({"installed": ("flash_attn",)}, "flash-attn"),
+        ({"installed": ()}, "torch"),
+        ({"capability": AMPERE}, "flash-attn"),
+        ({"capability": BLACKWELL}, "flash-attn"),
+        ({"capability": TURING}, "torch"),
+        ({"capability": None}, "torch"),
+        ({"dtype": torch.float32}, "torch"),
+        ({"head_dim": 80}, "fa3"),
+        ({"head_dim": 100}, "torch"),
+        ({"head_dim": 320}, "torch"),
+    ],
+)
+def test_auto(facts, name: str):
+    choice = choose(**facts)
+    assert choice.name == name
+    assert choice.is_graphable == (name != "torch")
+    assert (choice.layout is KVLayout.HEADS_FIRST) == (name == "torch")
+
+
+def test_auto_says_why_not():
+    assert choose(capability=AMPERE, installed=()).reason == (
+        "fa3 needs a Hopper GPU (H100, H200): use flash-attn or auto; flash-attn is not installed"
+    )
+
+
+@pytest.mark.parametrize("name", ["fa3", "flash-attn", "torch"])
+def test_asked_for(name: str):
+    assert choose(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("requested", "facts", "sentence"),
+    [
+        ("fa3", {"installed": ("flash_attn",)}, r"`pip install \.\[hopper\]`"),
+        ("flash-attn", {"installed": ()}, r"`pip install \.\[cuda\]`"),
+        ("fa3", {"capability": None}, "needs CUDA: use torch or auto"),
+        ("fa3", {"capability": AMPERE}, "needs a Hopper GPU"),
+        ("flash-attn", {"capability": TURING}, "Ampere"),
+        ("fa3", {"dtype": torch.float32}, "--dtype float16 or bfloat16"),
+        ("flash-attn", {"head_dim": 100}, "multiples of 8 up to 256"),
+        ("triton", {}, "not supported yet: use auto, flash-attn, fa3 or torch"),
+    ],
+)
+def test_refused(requested: str, facts, sentence: str):
+    with pytest.raises(ConfigError, match=sentence):
+        choose(requested, **facts)
+
+
+def test_block_sizes():
+    defaults = {"fa3": 64, "flash-attn": 256, "torch": 16}
+    for name, size in defaults.items():
+        assert AttentionChoice(name=name, reason="").block_size(None) == size
+    assert choose("fa3").block_size(7) == 7
+    assert choose("flash-attn").block_size(512) == 512
+    with pytest.raises(ConfigError, match=r"--block-size 64 .* a multiple of 256"):
+        choose("flash-attn").block_size(64)

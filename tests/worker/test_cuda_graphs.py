@@ -1,0 +1,166 @@
+"""Everything about graphs but the capture itself: `benchmarks.gpu_check` replays them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.teacher_forcing import compare, make_references
+from protocol.messages import EngineFacts, SamplingParams
+from tests.worker.plain_kernels import PlainKernels
+from tests.worker.plan_builder import make_join, make_plan
+from tests.worker.tiny_models import CPU, save_llama
+from worker.attention.paged import PagedAttention
+from worker.cuda_graphs import DecodeGraphs, Replay, choose_bucket, graph_buckets
+from worker.kv_cache import KVCache, KVCacheShape, KVLayout
+from worker.model_files import read_model_config
+from worker.model_loading import load_model
+from worker.model_runner import ModelRunner
+from worker.parallel import OneRank
+from worker.sampler import Samples, SamplingRows, sample
+
+
+def test_buckets():
+    assert graph_buckets(1) == (1,)
+    assert graph_buckets(5) == (1, 2, 4, 5)
+    assert graph_buckets(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert graph_buckets(256)[-4:] == (208, 224, 240, 256)
+    assert graph_buckets(300)[-3:] == (256, 288, 300)
+
+
+@pytest.mark.parametrize("max_rows", [1, 7, 64, 100, 256, 513])
+def test_every_decode_step_has_a_bucket(max_rows: int):
+    buckets = graph_buckets(max_rows)
+    assert list(buckets) == sorted(set(buckets))
+    for rows in range(1, max_rows + 1):
+        bucket = choose_bucket(buckets, rows, 0)
+        assert bucket is not None
+        assert rows <= bucket <= max(rows + 31, 4)
+
+
+def test_other_steps_run_eagerly():
+    assert choose_bucket((1, 2, 4), 3, 1) is None
+    assert choose_bucket((1, 2, 4), 0, 0) is None
+    assert choose_bucket((1, 2, 4), 5, 0) is None
+
+
+def draw(logits, temperatures, seeds, positions) -> Samples:
+    """Draw by torch."""
+    rows = torch.arange(len(logits))
+    return sample(
+        logits.float(),
+        SamplingRows(
+            temperatures=temperatures,
+            top_k=rows,
+            top_p=temperatures,
+            min_p=temperatures,
+            seeds=seeds,
+            positions=positions,
+            unfiltered=rows[temperatures > 0],
+            filtered=rows[:0],
+            max_top_k=0,
+        ),
+    )
+
+
+class EagerGraphs(DecodeGraphs):
+    """Runs what a graph would replay."""
+
+    def capture(self) -> None:
+        with torch.inference_mode():
+            for bucket in reversed(self._buckets):
+                self._fill_with_padding(bucket)
+                self.run_eagerly(bucket)
+
+    def replay(self, bucket, slots, positions, block_tables) -> Replay:
+        self._inputs.fill(bucket, slots, positions, block_tables)
+        self.run_eagerly(bucket)
+        assert self._hidden is not None
+        return Replay(self._reported[: len(slots)], self._hidden[:bucket])
+
+
+def make_runner(path: Path, *, with_graphs: bool) -> ModelRunner:
+    config = read_model_config(path)
+    model, _ = load_model(
+        path, config, group=OneRank(), max_model_len=640, dtype=torch.float32, device=CPU
+    )
+    shape = KVCacheShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=16,
+    )
+    cache = KVCache(shape, 200, dtype=torch.float32, device=CPU, layout=KVLayout.BLOCKS_FIRST)
+    cache.data.fill_(float("nan"))
+    facts = EngineFacts(
+        rank=0,
+        back_end="fa3",
+        block_size=16,
+        num_blocks=200,
+        slots=5,
+        max_model_len=640,
+        vocab_size=config.vocab_size,
+    )
+    attention = PagedAttention(cache, PlainKernels())
+    runner = ModelRunner(model, attention, cache, facts, group=OneRank(), min_rows=1, device=CPU)
+    if with_graphs:
+        runner.capture_decode_graphs(attention, draw)
+    return runner
+
+
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("worker.model_runner.DecodeGraphs", EagerGraphs)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory):
+    path = tmp_path_factory.mktemp("tiny")
+    return path, save_llama(path, max_position_embeddings=640)
+
+
+@pytest.mark.slow
+def test_greedy_tokens_are_transformers(tiny):
+    path, model = tiny
+    references = make_references(model, vocab_size=131, num_prompts=4, num_tokens=5)
+    found = compare(make_runner(path, with_graphs=True), references, max_chunk=150)
+    assert (found.positions, found.differing) == (20, 0)
+
+
+PARAMS = {
+    "drawn": SamplingParams(temperature=0.9, seed=11),
+    "filtered": SamplingParams(temperature=0.9, seed=11, top_k=5),
+    "logprobs": SamplingParams(temperature=0.0, seed=0, logprobs=2),
+}
+
+
+@pytest.mark.parametrize("kind", PARAMS)
+def test_same_as_eager_steps(tiny, kind: str):
+    path, _ = tiny
+    joins = [
+        make_join(0, [5, 6, 7], range(3)),
+        make_join(3, [9] * 20, range(3, 6), params=PARAMS[kind]),
+        make_join(4, [1], range(6, 9), params=SamplingParams(temperature=0.7, seed=5)),
+    ]
+    plans = [make_plan(1, joins=joins, chunks=[(0, 0, 3, 1), (3, 0, 20, 1), (4, 0, 1, 1)])]
+    plans += [make_plan(step, decode=[0, 3, 4]) for step in range(2, 8)]
+    eager, replayed = (make_runner(path, with_graphs=on) for on in (False, True))
+    for plan in plans:
+        expected, output = eager.execute(plan), replayed.execute(plan)
+        assert output.tokens.tolist() == expected.tokens.tolist()
+        assert (output.logprobs is None) == (kind != "logprobs")
+        if output.logprobs is not None:
+            assert expected.logprobs is not None
+            assert output.logprobs.ids == expected.logprobs.ids
+
+
+def test_a_row_of_nan_fails_alone(tiny):
+    path, _ = tiny
+    runner = make_runner(path, with_graphs=True)
+    runner._model.embedding.weight[100] = float("nan")
+    joins = [make_join(0, [5, 6], range(2)), make_join(1, [7, 8], range(2, 4))]
+    runner.execute(make_plan(1, joins=joins, chunks=[(0, 0, 2, 1), (1, 0, 2, 1)]))
+    runner._last_tokens[1] = 100
+    output = runner.execute(make_plan(2, decode=[0, 1]))
+    assert output.counts.tolist() == [1, -1]
+    assert runner.execute(make_plan(3, decode=[0, 1])).counts.tolist() == [1, -1]

@@ -1,0 +1,161 @@
+"""Which attention back end a rank uses, and building it.
+
+The choice is a pure function of flags, dtype, device and what is installed, so that every rank
+makes the same one and a test can ask for all of them.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from protocol.errors import ConfigError
+from worker.attention.paged import PagedAttention, PagedKernels
+from worker.attention.torch_attention import TorchAttention
+from worker.kv_cache import KVCache, KVLayout
+
+HOPPER = (9, 0)
+MAX_PAGED_HEAD_DIM = 256
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """A library of paged attention."""
+
+    module: str
+    extra: str
+    """What of this package's extras installs it."""
+    block_multiple: int
+    """Block sizes are multiples of this."""
+    default_block_size: int
+
+
+LIBRARIES: Mapping[str, Library] = {
+    "flash-attn": Library(
+        module="flash_attn", extra="cuda", block_multiple=256, default_block_size=256
+    ),
+    "fa3": Library(
+        module="flash_attn_interface", extra="hopper", block_multiple=1, default_block_size=64
+    ),
+}
+TORCH_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionChoice:
+    """A back end and why it was chosen."""
+
+    name: str
+    reason: str
+
+    @property
+    def layout(self) -> KVLayout:
+        """How its cache lies in memory."""
+        return KVLayout.HEADS_FIRST if self.name == "torch" else KVLayout.BLOCKS_FIRST
+
+    @property
+    def is_graphable(self) -> bool:
+        """Whether its decode steps may be captured in a CUDA graph."""
+        return self.name != "torch"
+
+    def block_size(self, requested: int | None) -> int:
+        """Return the block size to use: `requested`, or the back end's own.
+
+        Raises ConfigError for a size the back end cannot read.
+        """
+        if self.name == "torch":
+            return requested or TORCH_BLOCK_SIZE
+        library = LIBRARIES[self.name]
+        if requested is not None and requested % library.block_multiple:
+            raise ConfigError(
+                f"--block-size {requested} does not work with --attention {self.name}: use a "
+                f"multiple of {library.block_multiple}."
+            )
+        return requested or library.default_block_size
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
+def choose_attention(
+    requested: str,
+    *,
+    capability: tuple[int, int] | None,
+    dtype: torch.dtype,
+    head_dim: int,
+    installed: Callable[[str], bool] = is_installed,
+) -> AttentionChoice:
+    """Return the back end that `--attention` asks for, or the fastest there is.
+
+    `capability` is the GPU's, None on CPU. Raises ConfigError where the one asked for does not
+    work, saying what does.
+    """
+    if requested == "torch":
+        return AttentionChoice(name="torch", reason="asked for")
+    if requested == "triton":
+        raise ConfigError(
+            "--attention triton is not supported yet: use auto, flash-attn, fa3 or torch."
+        )
+    if requested != "auto":
+        library = LIBRARIES[requested]
+        if obstacle := _obstacle(requested, capability, dtype, head_dim):
+            raise ConfigError(f"--attention {requested} {obstacle}.")
+        if not installed(library.module):
+            raise ConfigError(
+                f"--attention {requested} needs the module {library.module}: install it with "
+                f"`pip install .[{library.extra}]`."
+            )
+        return AttentionChoice(name=requested, reason="asked for")
+    obstacles = []
+    for name in ("fa3", "flash-attn"):
+        obstacle = _obstacle(name, capability, dtype, head_dim)
+        if obstacle is None and installed(LIBRARIES[name].module):
+            return AttentionChoice(name=name, reason="the fastest that works here")
+        obstacles.append(f"{name} {obstacle or 'is not installed'}")
+    return AttentionChoice(name="torch", reason="; ".join(obstacles))
+
+
+def _obstacle(
+    name: str,
+    capability: tuple[int, int] | None,
+    dtype: torch.dtype,
+    head_dim: int,
+) -> str | None:
+    """Return why a library does not work here, to follow its name, or None if it does."""
+    if capability is None:
+        return "needs CUDA: use torch or auto"
+    if dtype not in _HALF_DTYPES:
+        return "computes in half precision: use --dtype float16 or bfloat16, or --attention torch"
+    if head_dim % 8 or head_dim > MAX_PAGED_HEAD_DIM:
+        return (
+            f"cannot do heads of {head_dim}, only multiples of 8 up to {MAX_PAGED_HEAD_DIM}: "
+            "use --attention torch"
+        )
+    if name == "fa3" and capability != HOPPER:
+        return "needs a Hopper GPU (H100, H200): use flash-attn or auto"
+    if name == "flash-attn" and capability < (8, 0):
+        return "needs a GPU since Ampere (A100): use torch or auto"
+    return None
+
+
+def build_attention(name: str, cache: KVCache, num_heads: int) -> TorchAttention | PagedAttention:
+    """Return the back end of this name over a cache of its layout."""
+    if name == "torch":
+        return TorchAttention(cache, num_heads)
+    return PagedAttention(cache, _kernels(name, cache, num_heads))
+
+
+def _kernels(name: str, cache: KVCache, num_heads: int) -> PagedKernels:
+    # Imported here because each takes seconds, and few machines have both.
+    if name == "fa3":
+        from worker.attention.fa3 import Fa3Kernels  # noqa: PLC0415
+
+        return Fa3Kernels(cache.shape, num_heads, cache.data.dtype)
+    assert name == "flash-attn", f"there is no attention back end {name}"
+    from worker.attention.flash_attn import FlashAttnKernels  # noqa: PLC0415
+
+    return FlashAttnKernels()

@@ -1,0 +1,97 @@
+"""FlashAttention 3 (module `flash_attn_interface`): Hopper, blocks of any size.
+
+Before a call with varying lengths its kernels need a plan of which processor reads what. It
+depends on the lengths alone, so it is made once a step and used by all layers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from flash_attn_interface import (
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    get_scheduler_metadata,
+)
+from torch import Tensor
+
+from worker.attention.base import DecodeRows
+from worker.attention.paged import ChunkBatch, DecodeKernel
+from worker.kv_cache import KVCacheShape
+
+
+class Fa3Kernels:
+    """`PagedKernels` of FlashAttention 3."""
+
+    def __init__(self, shape: KVCacheShape, num_heads: int, dtype: torch.dtype) -> None:
+        self._shape = shape
+        self._num_heads = num_heads
+        self._dtype = dtype
+
+    def start_decode(self, rows: DecodeRows) -> DecodeKernel:
+        """Plan the step's decode calls, on the device."""
+        num_rows, width = rows.block_tables.shape
+        plan: Tensor = get_scheduler_metadata(
+            batch_size=num_rows,
+            max_seqlen_q=1,
+            # What the call itself derives from the table; the two must agree on splits.
+            max_seqlen_k=width * self._shape.block_size,
+            num_heads_q=self._num_heads,
+            num_heads_kv=self._shape.num_kv_heads,
+            headdim=self._shape.head_dim,
+            cache_seqlens=rows.lengths,
+            qkv_dtype=self._dtype,
+            page_size=self._shape.block_size,
+            causal=False,
+        )
+        return _Decode(lengths=rows.lengths, block_tables=rows.block_tables, plan=plan)
+
+    def attend_fresh(
+        self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
+    ) -> Tensor:
+        """Attend to chunks that start their sequences: [rows, heads or kv_heads, head_dim]."""
+        output: Tensor = flash_attn_varlen_func(
+            query,
+            keys,
+            values,
+            cu_seqlens_q=chunks.query_starts,
+            cu_seqlens_k=chunks.query_starts,
+            max_seqlen_q=chunks.max_count,
+            max_seqlen_k=chunks.max_count,
+            causal=True,
+        )
+        return output
+
+    def attend_paged(
+        self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
+    ) -> Tensor:
+        """Attend to chunks over the layer's cache. query [rows, heads, head_dim] -> the same"""
+        output: Tensor = flash_attn_with_kvcache(
+            query,
+            keys,
+            values,
+            cache_seqlens=chunks.lengths,
+            page_table=chunks.block_tables,
+            cu_seqlens_q=chunks.query_starts,
+            max_seqlen_q=chunks.max_count,
+            causal=True,
+        )
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    lengths: Tensor
+    block_tables: Tensor
+    plan: Tensor
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        output: Tensor = flash_attn_with_kvcache(
+            query,
+            keys,
+            values,
+            cache_seqlens=self.lengths,
+            page_table=self.block_tables,
+            causal=False,  # its one query is the last token, which sees all
+            scheduler_metadata=self.plan,
+        )
+        return output
