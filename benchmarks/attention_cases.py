@@ -146,7 +146,7 @@ def _written_cache(
     layout = AttentionChoice(name=name, reason="").layout
     cache = KVCache(shape, sum(counts) + 3, dtype=dtype, device=device, layout=layout)
     cache.data.fill_(float("nan"))  # as a failed sequence may have left it
-    cache.clear_blocks(torch.tensor([cache.pad_block], device=device))
+    cache.clear_blocks([cache.pad_block])
     blocks = np.random.default_rng(case.seed).permutation(cache.num_blocks).astype(np.int32)
     tables = np.full((len(counts), max(counts) + 2), -1, dtype=np.int32)
     first = 0
@@ -166,7 +166,7 @@ def _write(cache: KVCache, table: Tensor, tokens: Tensor) -> None:
     blocks, offsets = table[positions // size].long(), positions % size
     if cache.layout is KVLayout.HEADS_FIRST:
         # This layout's back end has cleared a block when it began to fill it.
-        cache.clear_blocks(blocks)
+        cache.clear_blocks(set(blocks.tolist()))
         cache.data[0][:, :, blocks, offsets] = tokens.permute(1, 2, 0, 3)
     else:
         cache.data[0][:, blocks, offsets] = tokens.transpose(0, 1)

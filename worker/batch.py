@@ -58,9 +58,9 @@ class ForwardBatch:
     """[num_decode] tokens each decode row attends to, itself included. On the host."""
     decode_blocks: Tensor
     """[num_decode, max blocks] int64 block tables; the pad block after a row's last."""
-    opened_blocks: Tensor
-    """[opened] int64, blocks this step begins to fill but does not fill: past what is written
-    they hold another sequence's leavings."""
+    opened_blocks: tuple[int, ...]
+    """Blocks this step begins to fill: past what is written they hold another sequence's
+    leavings. Blocks that it fills wholly need not be here."""
     chunks: tuple[ChunkRows, ...]
     num_sampled: int
     """Rows that sample a token: decode rows, then ends of last chunks."""
@@ -146,17 +146,19 @@ class BatchBuilder:
         tables[np.arange(most) >= held[:, None]] = self._pad_block
         return self._to_device(tables)
 
-    def _opened_blocks(self, rows: StepRows, block_tables: Int32Array) -> Tensor:
+    def _opened_blocks(self, rows: StepRows, block_tables: Int32Array) -> tuple[int, ...]:
         slots, positions = rows.decode_slots, rows.decode_positions
         opens = positions % self._block_size == 0
-        decoded = block_tables[slots[opens], positions[opens] // self._block_size]
-        ends = [
-            block_tables[chunk.slot, chunk.end // self._block_size]
-            for chunk in rows.chunks
-            if chunk.end % self._block_size
-            and chunk.start <= chunk.end // self._block_size * self._block_size
+        decoded: list[int] = block_tables[
+            slots[opens], positions[opens] // self._block_size
+        ].tolist()
+        last_starts = [chunk.end // self._block_size * self._block_size for chunk in rows.chunks]
+        chunked = [
+            int(block_tables[chunk.slot, last_start // self._block_size])
+            for chunk, last_start in zip(rows.chunks, last_starts, strict=True)
+            if chunk.start <= last_start < chunk.end
         ]
-        return self._to_device(np.concatenate((decoded, ends)).astype(np.int64))
+        return (*decoded, *chunked)
 
     def _chunks(
         self, chunks: Sequence[Chunk], num_decode: int, block_tables: Int32Array

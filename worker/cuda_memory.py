@@ -120,7 +120,7 @@ def worst_batch(
         num_decode=0,
         decode_lengths=np.zeros(0, dtype=np.int32),
         decode_blocks=nothing.view(0, 0),
-        opened_blocks=nothing,
+        opened_blocks=(),
         chunks=tuple(chunks),
         num_sampled=num_sampled,
         logit_rows=torch.arange(num_sampled, device=device),

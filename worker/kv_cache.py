@@ -15,7 +15,7 @@ only fill up a batch write there.
 
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class KVCache:
         )
         if device.type == "cpu":
             # Not all of it: the pages of a block are then only taken once it is written.
-            self.data.select(self._block_dim, num_blocks).zero_()
+            self.clear_blocks([self.pad_block])
         else:
             self.data.zero_()
 
@@ -88,9 +88,10 @@ class KVCache:
         """The block that no sequence holds."""
         return self.num_blocks
 
-    def clear_blocks(self, blocks: Tensor) -> None:
-        """Zero blocks, [n] int64."""
-        self.data.index_fill_(self._block_dim, blocks, 0)
+    def clear_blocks(self, blocks: Iterable[int]) -> None:
+        """Zero blocks."""
+        for block in blocks:
+            self.data.select(self._block_dim, block).zero_()
 
     def copy_blocks(self, copies: Sequence[Sequence[int]]) -> None:
         """Copy blocks, (source, target) after (source, target), in this order."""

@@ -77,12 +77,21 @@ class RowSampler(Protocol):
 
 def sample(logits: Tensor, rows: SamplingRows) -> Samples:
     """Choose a token for each row of logits. [rows, vocab] float32"""
-    best, tokens = logits.max(dim=-1)
+    tokens = argmax(logits)
+    best = logits.gather(1, tokens[:, None]).squeeze(1)
     if len(rows.unfiltered):
-        tokens[rows.unfiltered] = perturbed_logits(logits, rows, first_id=0).argmax(dim=-1)
+        tokens[rows.unfiltered] = argmax(perturbed_logits(logits, rows, first_id=0))
     if len(rows.filtered):
         tokens[rows.filtered] = sample_filtered(logits[rows.filtered], rows)
     return Samples(tokens, ~best.isfinite())
+
+
+def argmax(values: Tensor) -> Tensor:
+    """Return each row's first index of its largest value, of a NaN if it has one. [rows, n]"""
+    if values.device.type == "cpu":
+        # torch's is not vectorised: 0.66 ms for 16 rows of 50,000, numpy's 0.06 ms.
+        return torch.from_numpy(values.numpy().argmax(axis=-1))
+    return values.argmax(dim=-1)
 
 
 def perturbed_logits(logits: Tensor, rows: SamplingRows, *, first_id: int) -> Tensor:
@@ -111,7 +120,7 @@ def sample_filtered(logits: Tensor, rows: SamplingRows) -> Tensor:
     noise = gumbel_noise_at(rows.seeds[index], rows.positions[index], ids)
     noise += values
     noise.masked_fill_(values < threshold, float("-inf"))
-    return ids.gather(1, noise.argmax(dim=-1, keepdim=True)).squeeze(1)
+    return ids.gather(1, argmax(noise)[:, None]).squeeze(1)
 
 
 def _candidates(

@@ -4,11 +4,13 @@ Imported only when a conversion is needed: transformers takes seconds to import 
 a GGUF file says of its special tokens is read from its own metadata.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import msgspec
+import tokenizers.decoders
 import transformers
 
 from frontend.text.cache import Conversion
@@ -36,18 +38,31 @@ def convert(model: Path) -> Conversion:
     if model.is_dir():
         facts = read_directory(model)
         return Conversion(_tokenizer_json(model, model, gguf_file=None), facts)
-    gguf_facts = _gguf_facts(model)
-    if gguf_facts is None:
+    fields = _gguf_fields(model)
+    if "tokenizer.ggml.tokens" not in fields:
         return Conversion(b"", TextModel())
-    return Conversion(_tokenizer_json(model, model.parent, gguf_file=model.name), gguf_facts)
+    tokenizer_json = _tokenizer_json(
+        model,
+        model.parent,
+        gguf_file=model.name,
+        is_byte_level=_value(fields, "tokenizer.ggml.model", str) == "gpt2",
+    )
+    return Conversion(tokenizer_json, _gguf_facts(fields))
 
 
-def _tokenizer_json(model: Path, directory: Path, *, gguf_file: str | None) -> bytes:
+def _tokenizer_json(
+    model: Path, directory: Path, *, gguf_file: str | None, is_byte_level: bool = False
+) -> bytes:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(directory), gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
         )
-        return str(tokenizer.backend_tokenizer.to_str()).encode()
+        backend = tokenizer.backend_tokenizer
+        if is_byte_level:
+            # Some releases give a Llama's file sentence-piece steps before this one; they change
+            # nothing for such a vocabulary, but make a decoder that is neither kind.
+            backend.decoder = tokenizers.decoders.ByteLevel()
+        return str(backend.to_str()).encode()
     # Foreign code on a foreign file: whatever it raises, the file is what the operator can change.
     except Exception as error:
         raise ModelFileError(
@@ -56,27 +71,29 @@ def _tokenizer_json(model: Path, directory: Path, *, gguf_file: str | None) -> b
         ) from error
 
 
-def _gguf_facts(model: Path) -> TextModel | None:
+def _gguf_fields(model: Path) -> Mapping[str, gguf.ReaderField]:
     try:
-        fields = gguf.GGUFReader(str(model)).fields
+        fields: Mapping[str, gguf.ReaderField] = gguf.GGUFReader(str(model)).fields
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise ModelFileError(f"{model} is not a readable GGUF file: {error}.") from error
+    return fields
 
-    def value(name: str, kind: Any) -> Any:  # noqa: ANN401
-        return msgspec.convert(fields[name].contents(), kind) if name in fields else None
 
-    if "tokenizer.ggml.tokens" not in fields:
-        return None
-    tokens: list[str] = value("tokenizer.ggml.tokens", list[str])
-    special = {name: value(field, int) for name, field in _GGUF_SPECIAL.items()}
-    eos = [value(field, int) for field in _GGUF_EOS]
+def _value(fields: Mapping[str, gguf.ReaderField], name: str, kind: Any) -> Any:  # noqa: ANN401
+    return msgspec.convert(fields[name].contents(), kind) if name in fields else None
+
+
+def _gguf_facts(fields: Mapping[str, gguf.ReaderField]) -> TextModel:
+    tokens: list[str] = _value(fields, "tokenizer.ggml.tokens", list[str])
+    special = {name: _value(fields, field, int) for name, field in _GGUF_SPECIAL.items()}
+    eos = [_value(fields, field, int) for field in _GGUF_EOS]
     return TextModel(
-        chat_template=value("tokenizer.chat_template", str),
+        chat_template=_value(fields, "tokenizer.chat_template", str),
         special_tokens={
             name: tokens[token_id]
             for name, token_id in special.items()
             if token_id is not None and token_id < len(tokens)
         },
         eos_ids=list(dict.fromkeys(token_id for token_id in eos if token_id is not None)),
-        add_bos=bool(value("tokenizer.ggml.add_bos_token", bool)),
+        add_bos=bool(_value(fields, "tokenizer.ggml.add_bos_token", bool)),
     )

@@ -47,7 +47,7 @@ def test_chunks():
     assert (second.first_row, second.count) == (6, 4)
     assert second.block_table.tolist() == [9]
     # Block 3 is filled to half, block 9 wholly.
-    assert batch.opened_blocks.tolist() == [3]
+    assert batch.opened_blocks == (3,)
 
 
 def mixed(min_rows: int = 1) -> ForwardBatch:
@@ -74,7 +74,7 @@ def test_decode_rows_come_first():
     assert batch.logit_rows.tolist() == [0, 1, 10]
     assert batch.chunks[0].first_row == 2
     # Slot 3 enters block 10, slot 1 ends block 5, the chunk begins block 32.
-    assert batch.opened_blocks.tolist() == [10, 32]
+    assert batch.opened_blocks == (10, 32)
 
 
 def test_shorter_rows_are_padded_with_the_pad_block():
@@ -85,7 +85,7 @@ def test_shorter_rows_are_padded_with_the_pad_block():
     )
     batch = builder.build(decode=[0, 1])
     assert batch.decode_blocks.tolist() == [[1, 2, 3], [4, PAD_BLOCK, PAD_BLOCK]]
-    assert batch.opened_blocks.tolist() == []
+    assert batch.opened_blocks == ()
 
 
 def test_padding_rows():
@@ -111,8 +111,8 @@ def test_nothing_sampled():
 def test_a_chunk_that_goes_on_in_a_block_does_not_open_it():
     builder = Builder()
     builder.build(joins=[make_join(0, range(12), [1, 2, 3])], chunks=[(0, 0, 5, 0)])
-    assert builder.build(chunks=[(0, 5, 2, 0)]).opened_blocks.tolist() == []
-    assert builder.build(chunks=[(0, 7, 2, 0)]).opened_blocks.tolist() == [3]
+    assert builder.build(chunks=[(0, 5, 2, 0)]).opened_blocks == ()
+    assert builder.build(chunks=[(0, 7, 2, 0)]).opened_blocks == (3,)
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])

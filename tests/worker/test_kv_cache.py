@@ -74,5 +74,5 @@ def test_copies_happen_in_order(cache: KVCache):
 
 
 def test_clear(cache: KVCache):
-    cache.clear_blocks(torch.tensor([1, 4]))
+    cache.clear_blocks([1, 4])
     assert contents(cache) == [1, 0, 3, 4, 0, 0]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from worker.philox import gumbel_noise
-from worker.sampler import SamplingRows, sample, top_logprobs
+from worker.sampler import SamplingRows, argmax, sample, top_logprobs
 
 VOCAB = 3000
 
@@ -45,6 +45,11 @@ def spread_logits(count: int, *, seed: int = 0, vocab: int = VOCAB) -> Tensor:
 def kept_tokens(logits: Tensor, params: SamplingRows) -> set[int]:
     """Every token that can be drawn: each row's noise is made to prefer another token."""
     return set(sample(logits, params).tokens.tolist())
+
+
+def test_argmax_finds_the_first_and_any_nan():
+    values = torch.tensor([[1.0, 3.0, 3.0], [0.0, math.nan, 9.0]])
+    assert argmax(values).tolist() == [1, 1]
 
 
 def test_greedy_takes_the_lowest_of_equals():

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def groups(lengths: list[int]) -> list[list[int]]:
-    split = split_by_length(np.array(lengths, dtype=np.int32), block_size=16)
+    split = split_by_length(np.array(lengths, dtype=np.int32), block_size=16, max_positions=32_768)
     return [rows.tolist() for rows in split]
 
 
@@ -38,7 +38,7 @@ def test_groups_stay_below_the_buffers_size():
 @pytest.mark.parametrize("seed", range(5))
 def test_every_row_is_in_one_group_and_waste_is_bounded(seed: int):
     lengths = np.random.default_rng(seed).integers(1, 4000, 64).astype(np.int32)
-    split = split_by_length(lengths, 16)
+    split = split_by_length(lengths, block_size=16, max_positions=32_768)
     assert sorted(np.concatenate(split).tolist()) == list(range(64))
     for rows in split:
         longest = -(-int(lengths[rows].max()) // 16) * 16

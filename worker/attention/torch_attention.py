@@ -32,10 +32,10 @@ BACK_END = "torch"
 
 _TILE_ROWS = 512
 """Queries of a chunk that attend at once."""
-_MAX_GROUP_POSITIONS = 32_768
-"""Cache positions gathered at once: 50 MB for SmolLM2 in float32."""
+_MAX_GATHERED_BYTES = 64 << 20
+"""Keys and values gathered at once, unless one row has more."""
 _WORTH_SPLITTING = 1024
-"""Padding positions that cost about as much as one more group of about 80 µs."""
+"""Padding positions that cost about as much as the operators of one more group."""
 
 
 class TorchAttention:
@@ -51,15 +51,19 @@ class TorchAttention:
         """Per layer [2 · kv_heads, positions, head_dim]: what tokens are written to."""
         self._runs = [layer.view(-1, shape.block_size * shape.head_dim) for layer in cache.data]
         """Per layer [2 · kv_heads · blocks, block_size · head_dim]: what gathers read."""
+        self._block_bytes = shape.block_bytes(cache.data.dtype) // shape.num_layers
         self._gathered = cache.data.new_empty(0, shape.block_size * shape.head_dim)
         self._mask = cache.data.new_empty(_TILE_ROWS, 0)
 
     def start_step(self, batch: ForwardBatch) -> StepAttention:
         """Compute the indices and masks that all layers of a step share."""
         shape = self._cache.shape
-        if len(batch.opened_blocks):
-            self._cache.clear_blocks(batch.opened_blocks)
-        groups = split_by_length(batch.decode_lengths, shape.block_size)
+        self._cache.clear_blocks(batch.opened_blocks)
+        groups = split_by_length(
+            batch.decode_lengths,
+            block_size=shape.block_size,
+            max_positions=_MAX_GATHERED_BYTES * shape.block_size // self._block_bytes,
+        )
         later = [chunk for chunk in batch.chunks if chunk.start > 0]
         self._reserve(batch, groups, later)
         output = self._cache.data.new_zeros(batch.num_rows, self._num_heads * shape.head_dim)
@@ -258,11 +262,14 @@ def _attention(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | No
         )
 
 
-def split_by_length(lengths: Int32Array, block_size: int) -> list[Int32Array]:
+def split_by_length(
+    lengths: Int32Array, *, block_size: int, max_positions: int
+) -> list[Int32Array]:
     """Return groups of rows [n] such that padding each to its longest wastes little.
 
     The rows of a group are read at the length of its longest, so one long row among many short
-    ones would have all of them read as long.
+    ones would have all of them read as long. A group of several rows reads at most
+    `max_positions`, padding included.
     """
     order = np.argsort(-lengths, kind="stable").astype(np.int32)
     padded = (-(-lengths[order] // block_size) * block_size).tolist()
@@ -273,7 +280,7 @@ def split_by_length(lengths: Int32Array, block_size: int) -> list[Int32Array]:
         waste += longest - positions
         size = longest * (index + 1 - bounds[-1])
         is_wasteful = waste > _WORTH_SPLITTING and 2 * positions < longest
-        if index > bounds[-1] and (is_wasteful or size > _MAX_GROUP_POSITIONS):
+        if index > bounds[-1] and (is_wasteful or size > max_positions):
             bounds.append(index)
             waste = 0
     bounds.append(len(order))
