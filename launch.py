@@ -490,7 +490,8 @@ class Supervisor:
             self._read_pipes(None if deadline is None else max(0.0, deadline - now))
             ended = [child for child in self._children if child.process.poll() is not None]
             if self._signals == 0 and ended:
-                return self._explain(ended[0])
+                # One that reports a failure may only have lost one that was killed.
+                return self._explain(min(ended, key=lambda child: child.failure is not None))
             if not self._announced and all(child.ready for child in self._children):
                 self._announce()
             if self._signals and deadline is None:

@@ -128,7 +128,11 @@ class Engine:
 
     def survivors(self, within_s=2.0):
         """Return the run's processes that are still there after some time."""
-        _, alive = psutil.wait_procs(self.processes, timeout=within_s)
+        deadline = time.monotonic() + within_s
+        while alive := [process for process in self.processes if is_alive(process)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
         return alive
 
     def end(self):
@@ -143,6 +147,13 @@ class Engine:
             self.process.kill()
         if not self.process.stdout.closed:
             self.wait(10)
+
+
+def is_alive(process):
+    """Return whether a process still runs; one that only waits to be reaped does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _short_dir(factory):
