@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.environment import ROOT, commit, cpu_name, today
 from benchmarks.workloads import MAX_MODEL_LEN, TEMPERATURE, WORKLOADS, Request, warm_up
 from frontend import LLM, SamplingParams
+from worker.model_files import read_model_config
 
 RESULTS = ROOT / "benchmarks" / "results" / "offline.jsonl"
 
@@ -54,7 +55,7 @@ def main() -> None:
             place = {
                 "init_s": round(init_s, 1),
                 "device": device_name(arguments.device),
-                "dtype": arguments.dtype,
+                "dtype": dtype_name(arguments.dtype, model, arguments.device),
                 "attention": facts.back_end if facts else arguments.attention,
                 "commit": commit(),
                 "date": today(),
@@ -136,6 +137,14 @@ def run(llm: LLM, requests: Sequence[Request]) -> float:
                 f"{len(result.token_ids)} tokens came where {request.num_output_tokens} were asked"
             )
     return seconds
+
+
+def dtype_name(dtype: str, model: str, device: str) -> str:
+    """Return what "auto" stands for: the checkpoint's on a GPU, float32 on CPU."""
+    if dtype != "auto":
+        return dtype
+    is_gpu = device != "cpu" and shutil.which("nvidia-smi") is not None
+    return read_model_config(Path(model)).dtype if is_gpu else "float32"
 
 
 def device_name(device: str) -> str:

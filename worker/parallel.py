@@ -107,8 +107,9 @@ def join_ranks(
 ) -> JoinedRanks:
     """Connect the ranks of a group of several; each must call this with the same fresh store.
 
-    An exchange that takes longer than `timeout_s` fails on every rank. Raises ProcessError if a
-    rank does not connect in that time.
+    An exchange that takes longer than `timeout_s` fails on every rank: with gloo by a ProcessError,
+    with NCCL by torch's watchdog, which kills the process within another minute. Raises
+    ProcessError if a rank does not connect in that time.
     """
     connect = _connect_nccl if device.type == "cuda" else _connect_gloo
     try:

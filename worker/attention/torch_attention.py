@@ -12,6 +12,7 @@ A chunk that starts a sequence attends to its own fresh keys and values; any oth
 sequence's blocks and goes in tiles of queries, so that masks stay small.
 """
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from worker.attention.base import StepAttention
 from worker.batch import ChunkRows, ForwardBatch
@@ -232,13 +234,12 @@ class _TorchStep:
         for first in range(0, len(query), _TILE_ROWS):
             last = min(first + _TILE_ROWS, len(query))
             end = start + last
-            attended = F.scaled_dot_product_attention(
+            attended = _attention(
                 query[first:last].transpose(0, 1)[None],
                 context.keys[:, :, :end],
                 context.values[:, :, :end],
                 # Aligned at its lower right corner, one mask serves every tile.
-                attn_mask=self.mask[_TILE_ROWS - (last - first) :, width - end :],
-                enable_gqa=True,
+                mask=self.mask[_TILE_ROWS - (last - first) :, width - end :],
             )
             target[first:last] = attended[0].transpose(0, 1)
 
@@ -246,10 +247,19 @@ class _TorchStep:
 def _attend_fresh(query: Tensor, key_value: Tensor, target: Tensor) -> None:
     """Attend a chunk that starts its sequence: it needs nothing but itself."""
     keys, values = key_value.transpose(0, 2)[None].unbind(2)
-    attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], keys, values, is_causal=True, enable_gqa=True
-    )
+    attended = _attention(query.transpose(0, 1)[None], keys, values, mask=None)
     target.copy_(attended[0].transpose(0, 1))
+
+
+def _attention(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None) -> Tensor:
+    """Attend through a mask, or causally without one. [1, heads, n, head_dim]"""
+    with contextlib.ExitStack() as stack:
+        if query.is_cuda:
+            # torch's fused CUDA kernels want masks and rows aligned to 16 bytes, and fault on ours.
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
 
 
 def split_by_length(
