@@ -215,7 +215,7 @@ def test_an_engine_that_ends_is_noticed_and_named(launch):
         started = time.monotonic()
         with pytest.raises(EngineGoneError, match=f"The engine at {engine.client} has ended"):
             list(stream)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 15
 
 
 def test_an_engine_that_is_stopped_finishes_or_says_why(launch):

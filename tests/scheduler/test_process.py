@@ -80,7 +80,7 @@ def test_it_ends_with_its_launcher_while_it_waits_for_ranks(start):
     with start(tp=2) as driver:
         started = time.monotonic()
         driver.ends_quietly()
-        assert time.monotonic() - started < 2.0
+        assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(

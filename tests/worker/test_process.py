@@ -73,7 +73,7 @@ def test_without_a_scheduler_it_says_what_it_waits_for_and_ends_with_its_lifelin
         started = time.monotonic()
         rank.cut_lifeline()
         assert rank.exit_code() == 0
-        assert time.monotonic() - started < 2.0
+        assert time.monotonic() - started < 10
 
 
 def test_a_scheduler_may_come_later(run_dir: Path) -> None:

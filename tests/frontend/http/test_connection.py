@@ -72,7 +72,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(serve, monkeypatch, parts):
 
     answer, seconds = serve(use)
     assert answer == b""
-    assert 0.1 < seconds < 2
+    assert 0.1 < seconds < 9  # the time without the patch is 10
 
 
 def test_a_later_head_on_the_same_connection_is_not_waited_for_either(serve, monkeypatch):
