@@ -11,6 +11,7 @@ Exit codes: 0 asked to stop; 1 the run failed; 2 wrong flags or unusable model f
 import contextlib
 import ctypes
 import dataclasses
+import faulthandler
 import importlib.util
 import json
 import logging
@@ -212,6 +213,7 @@ def main(argv: Sequence[str]) -> int:
             description="Serve a language model: frontends, a scheduler and one worker per rank.",
         )
         set_up_logging("launch", config.log_level)
+        faulthandler.register(signal.SIGUSR1)
         config = resolve(config)
         if config.print_commands:
             print_commands(config)
@@ -219,6 +221,7 @@ def main(argv: Sequence[str]) -> int:
         if config.plan:
             print(describe(config))
             return EXIT_STOPPED
+        build_commands(config, config.run_dir or "")
         with bind_listener(config) as listener, ClaimedRunDir(config.run_dir) as run_dir:
             supervisor = Supervisor(config, run_dir.names, listener, started)
             return supervisor.run()
@@ -243,11 +246,19 @@ def resolve(config: LaunchConfig) -> LaunchConfig:
     return dataclasses.replace(
         config,
         model=model,
+        # The processes start elsewhere than where these paths were written.
+        record=_absolute(config.record),
+        api_key_file=_absolute(config.api_key_file),
         served_model_name=config.served_model_name or name,
         device=device,
         max_num_batched_tokens=token_budget(config),
         max_num_seqs=config.max_num_seqs or (256 if device == "cuda" else 64),
     )
+
+
+def _absolute(path: str) -> str:
+    """Return a path as it is from anywhere; empty stays empty."""
+    return str(Path(path).expanduser().absolute()) if path else ""
 
 
 def token_budget(config: LaunchConfig) -> int:
@@ -356,7 +367,17 @@ def bind_listener(config: LaunchConfig) -> socket.socket:
 
 
 def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dict[str, list[str]]:
-    """Return each process's name and command line, in the order they are started."""
+    """Return each process's name and command line, in the order they are started.
+
+    Raises ConfigError for a value that a process would refuse.
+    """
+    try:
+        return _build_commands(config, run_dir, http_fd)
+    except ValueError as error:
+        raise ConfigError(f"{error}.") from error
+
+
+def _build_commands(config: LaunchConfig, run_dir: str, http_fd: int) -> dict[str, list[str]]:
     process = ProcessConfig(
         run_dir=run_dir, record=config.record, log_level=config.log_level, epoch=1
     )

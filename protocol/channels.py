@@ -209,6 +209,8 @@ class AsyncDealer:
         """Send a frame. Raises ProcessError if the peer has stopped taking them."""
         if self._recorder:
             self._recorder.record("out", self.address, b"", frame)
+        if self.socket.closed:
+            raise ProcessError(f"The connection to {self.address} is closed.")
         if not _was_sent(self.socket.send(frame, zmq.NOBLOCK)):
             raise ProcessError(f"The process at {self.address} takes no messages.")
 

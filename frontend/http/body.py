@@ -96,7 +96,7 @@ def _misfit(text: str) -> HttpError:
     path = place.rstrip("`").lstrip(".")
     param = path.partition(".")[0].partition("[")[0] or None
     message = f"{path}: {what}." if path else f"{what}."
-    return HttpError(400, message.replace("| null", "").replace(" `", "`"), param=param)
+    return HttpError(400, message.replace(" | null", ""), param=param)
 
 
 def _too_large(max_bytes: int) -> HttpError:
