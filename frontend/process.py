@@ -81,7 +81,7 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
                     endpoint.run(),
                     _become_ready(config, engine, text, lifeline, router.address),
                     _beat(engine, link, lifeline),
-                    _watch(lifeline),
+                    _watch(engine, lifeline),
                 ],
             )
         finally:
@@ -162,8 +162,8 @@ async def _beat(engine: EngineClient, link: SchedulerLink, lifeline: Lifeline) -
         await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
 
-async def _watch(lifeline: Lifeline) -> None:
-    """Raise LauncherGoneError when the launcher has ended."""
+async def _watch(engine: EngineClient, lifeline: Lifeline) -> None:
+    """When the lifeline is cut, tell what is open why, then raise LauncherGoneError."""
     descriptor = lifeline.fileno()
     if descriptor is None:
         return
@@ -172,6 +172,8 @@ async def _watch(lifeline: Lifeline) -> None:
     while True:
         await readable.wait()
         if lifeline.is_cut():
+            engine.start_draining(time.monotonic())
+            await asyncio.sleep(FLUSH_S)
             raise LauncherGoneError("The launcher has ended.")
         readable.clear()
 

@@ -70,6 +70,7 @@ def broken(tiny_model, tmp_path):
         (["--tp", "two"], "argument --tp: invalid int value: 'two'"),
         (["--tp", "0"], "--tp is 0; it must be at least 1."),
         (["--tp", "2", "--device", "cpu"], "legal are 1, 3."),
+        (["--threads", "10000"], "--threads 10000 must be 1 to 4096."),
         (["--port", "70000"], "--port is 70000; it must be 0 to 65535."),
         (["--max-in-flight", "3"], "--max-in-flight is 3; it must be 1 or 2."),
         (["--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),

@@ -74,6 +74,19 @@ def test_any_childs_death_ends_the_run_and_names_it(launch, victim):
     assert engine.survivors() == []
 
 
+def test_an_open_stream_is_told_why_when_a_rank_dies(launch):
+    engine = launch(FAKE)
+    events, thread = start_stream(engine)
+    time.sleep(0.3)
+    os.kill(engine.pids["worker-0"], signal.SIGKILL)
+    code, log = engine.wait(5)
+    thread.join(5)
+    assert code == 1
+    assert "Traceback" not in log
+    assert events[-2]["error"]["message"] == "The server stopped before this was finished."
+    assert events[-1] == "[DONE]"
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_killing_the_launcher_leaves_no_process_after_two_seconds(launch, busy):
     engine = launch(FAKE)
