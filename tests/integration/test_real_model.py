@@ -88,6 +88,7 @@ def complete_all(engine, prompts, **fields):
         pytest.param(["--max-num-batched-tokens", "64", "--max-in-flight", "1"], id="chunked"),
         # 20 prompts of up to 61 tokens and 48 output tokens need 60 to 140 blocks; there are 24.
         pytest.param(["--num-blocks", "24", "--max-model-len", "256"], id="preempted"),
+        pytest.param(["--tp", "3", "--max-model-len", "256"], id="three ranks"),
     ],
 )
 def test_greedy_tokens_equal_transformers(launch, reference, flags):
