@@ -480,6 +480,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._selector = selectors.DefaultSelector()
         self._announced = False
+        self._last_words: list[str] = []
         self._signals = 0
 
     def run(self) -> int:
@@ -490,6 +491,9 @@ class Supervisor:
                 return self._watch()
             finally:
                 self._stop_all()
+                # Last, so that it is what is seen.
+                for line in self._last_words:
+                    print(line, file=sys.stderr)
 
     def _start(self) -> None:
         http_fd = self._listener.fileno()
@@ -571,13 +575,11 @@ class Supervisor:
         """Say who ended the run and why, and return the exit code that belongs to it."""
         self._read_pipes(0)
         child.read_to_end()
-        unusable = child.failure is not None and child.failure.exit_code == EXIT_USAGE
-        if unusable and child.failure is not None:
-            print(f"launch.py: {child.failure.sentence}", file=sys.stderr)
+        if child.failure is not None and child.failure.exit_code == EXIT_USAGE:
+            self._last_words = [f"launch.py: {child.failure.sentence}"]
             return EXIT_USAGE
-        print(f"launch.py: the run ends because {child.describe_end()}", file=sys.stderr)
-        for line in child.log_tail:
-            print(f"    {line}", file=sys.stderr)
+        self._last_words = [f"launch.py: the run ends because {child.describe_end()}"]
+        self._last_words += [f"    {line}" for line in child.log_tail]
         return EXIT_FAILED
 
     def _stop_all(self) -> None:

@@ -11,6 +11,7 @@ from frontend.client.errors import EngineGoneError
 from frontend.client.progress import ProgressBar
 from frontend.client.requests import Chat, Params, Prompts, list_chats, list_prompts
 from frontend.client.results import Generation
+from protocol.errors import ErrorCode, RequestError
 
 START_TIMEOUT_S = 600.0
 
@@ -148,6 +149,12 @@ class LLM:
                 )
             except EngineGoneError as error:
                 raise self._explain(error) from error
+            except RequestError as error:
+                if error.code is not ErrorCode.NOT_READY:
+                    raise
+                # The engine is ours alone: one that takes nothing any more is about to end.
+                gone = EngineGoneError(self.client.address, "has ended")
+                raise self._explain(gone) from error
 
     def chat(
         self,
