@@ -270,8 +270,12 @@ def resolve_model(config: LaunchConfig) -> tuple[str, str]:
     """Return the path of the model's directory or file and the name to serve it by."""
     if not config.model:
         return bundled_model(), BUNDLED_NAME
-    path = Path(config.model).expanduser()
-    if path.exists():
+    try:
+        path = Path(config.model).expanduser()
+        is_there = path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, or the home of no user
+        raise ConfigError(f"--model {config.model} is no usable path: {error}.") from error
+    if is_there:
         return str(path.resolve()), path.resolve().stem if path.is_file() else path.resolve().name
     if config.model.count("/") == 1 and not config.model.startswith((".", "/", "~")):
         return download(config.model), config.model

@@ -7,7 +7,13 @@ import msgspec
 
 from frontend.seeds import sample_seed
 from protocol.errors import ErrorCode, RequestError
-from protocol.messages import MAX_STOP_TOKEN_IDS, ChatMessage, EngineFacts, SamplingParams
+from protocol.messages import (
+    MAX_CHAT_MESSAGES,
+    MAX_STOP_TOKEN_IDS,
+    ChatMessage,
+    EngineFacts,
+    SamplingParams,
+)
 from protocol.validation import longest_sequence, validate_sequence
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -44,6 +50,12 @@ def check_chat(messages: Sequence[ChatMessage]) -> None:
         raise RequestError(
             ErrorCode.INVALID_REQUEST,
             "messages is empty: give at least one message.",
+            param="messages",
+        )
+    if len(messages) > MAX_CHAT_MESSAGES:
+        raise RequestError(
+            ErrorCode.INVALID_REQUEST,
+            f"messages has {len(messages)} entries; at most {MAX_CHAT_MESSAGES} are allowed.",
             param="messages",
         )
     for message in messages:

@@ -8,6 +8,7 @@ launcher waits for the child's end and signals it without ever meeting a strange
 import collections
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -80,8 +81,7 @@ class Child:
     def read_log(self) -> bool:
         """Pass on what the child logs and keep its last lines; False as for `read_reports`."""
         data = read_available(self.log_fd)
-        with contextlib.suppress(OSError):
-            os.write(sys.stderr.fileno(), data)
+        pass_on(data)
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         self.log_tail.extend(line.decode(errors="replace") for line in lines)
         return bool(data)
@@ -118,6 +118,17 @@ class Child:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         cause = f": {self.failure.sentence}" if self.failure else ""
         return f"{self.name} (pid {self.process.pid}) {how}{cause}"
+
+
+def pass_on(data: bytes) -> None:
+    """Write to our stderr as much as it takes now; a log that nobody reads must not stop us."""
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = sys.stderr.fileno()
+        for start in range(0, len(data), select.PIPE_BUF):
+            # A pipe that is ready takes this many bytes without waiting.
+            if not select.select([], [descriptor], [], 0)[1]:
+                return
+            os.write(descriptor, data[start : start + select.PIPE_BUF])
 
 
 def read_available(descriptor: int) -> bytes:

@@ -29,6 +29,7 @@ PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 16 << 20
 """Largest frame any socket accepts."""
 MAX_TEXT_BYTES = 8 << 20
+MAX_CHAT_MESSAGES = 1024
 MAX_SAMPLES = 64
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
@@ -275,7 +276,7 @@ class Generate(Numbered, frozen=True, kw_only=True):
 
     request_id: RequestId
     """Chosen by the client, unique among its live requests."""
-    prompt: LongText | Annotated[list[ChatMessage], Meta(max_length=1024)] = ""
+    prompt: LongText | Annotated[list[ChatMessage], Meta(max_length=MAX_CHAT_MESSAGES)] = ""
     """Text or chat messages; empty where prompt_ids is used."""
     prompt_ids: Column = b""
     """Token ids, instead of prompt."""
@@ -343,7 +344,7 @@ class TextJob(Numbered, frozen=True, kw_only=True):
 
     job_id: RequestId
     kind: TextKind
-    payload: LongText | Annotated[list[ChatMessage], Meta(max_length=1024)]
+    payload: LongText | Annotated[list[ChatMessage], Meta(max_length=MAX_CHAT_MESSAGES)]
     add_special_tokens: bool = True
     """For TOKENIZE: whether the tokenizer adds its BOS and the like."""
 

@@ -9,6 +9,7 @@ run.json            addresses, pids and versions, written when the run is ready
 lock                held by the launcher for as long as it lives
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -121,13 +122,15 @@ def _private_parent() -> str:
 def _sweep(parent: str) -> None:
     """Remove what launchers that were killed have left behind."""
     for path in Path(parent).glob(_PREFIX + "*"):
-        lock_file = RunDir(str(path)).lock_file()
-        if not lock_file.exists() or path.stat().st_uid != os.getuid():
-            continue
-        lock = _lock(lock_file)
-        if lock is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
+        # Another user's, or gone meanwhile: not ours to look into.
+        with contextlib.suppress(OSError):
+            lock_file = RunDir(str(path)).lock_file()
+            if path.stat().st_uid != os.getuid() or not lock_file.exists():
+                continue
+            lock = _lock(lock_file)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
 
 
 def _make_private(path: Path) -> None:

@@ -53,6 +53,7 @@ from frontend.vocabulary import Vocabulary
 from protocol.columns import unpack_int32
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import PROTOCOL_VERSION, EngineFacts
+from protocol.validation import validate_prompt
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What /v1/completions generates where max_tokens is absent, as OpenAI does."""
@@ -255,10 +256,10 @@ class Api:
     def _echo(self, prompt: str | bytes) -> str:
         if isinstance(prompt, str):
             return prompt
-        return self._engine.decode(
-            [token_id for token_id in unpack_int32(prompt) if token_id >= 0],
-            skip_special_tokens=True,
-        )
+        # Checked before it is spelled: what ids spell is kept, and there are no others than these.
+        if self._engine.facts is not None:
+            validate_prompt(prompt, self._engine.facts)
+        return self._engine.decode(unpack_int32(prompt), skip_special_tokens=True)
 
     def _card(self) -> ModelCard:
         facts = self._engine.facts

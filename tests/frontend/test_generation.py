@@ -153,3 +153,9 @@ def test_what_is_accepted_is_legal_on_the_wire(prompt, **fields):
         )
         received = codec.decode(msgspec.msgpack.encode(sent))
         validate_sequence(received.prompt_ids, received.params, FACTS)
+
+
+def test_a_chat_of_too_many_messages_is_refused():
+    messages = [ChatMessage(role="user", content="x")] * 1025
+    with pytest.raises(RequestError, match="messages has 1025 entries; at most 1024 are allowed"):
+        check_chat(messages)
