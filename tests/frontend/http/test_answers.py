@@ -166,13 +166,14 @@ def test_a_client_that_reads_nothing_is_dropped(serve, monkeypatch, caplog):
         sequence = await serving.scheduler.next_sequence()
         ids = serving.encode("word " * 400)
         while not serving.scheduler.aborts:
-            serving.scheduler._sent[sequence.request_id, 0] = len(
-                serving.engine._requests[sequence.request_id].samples[0].output_ids
-            )
-            top = list(range(100, 120))
-            serving.scheduler.tokens(
-                sequence, ids, logprobs=[([i, *top], [-1.0] * 21) for i in ids]
-            )
+            request = serving.engine._requests.get(sequence.request_id)
+            if request is not None:  # its abort may be on its way
+                sent = len(request.samples[0].output_ids)
+                serving.scheduler._sent[sequence.request_id, 0] = sent
+                top = list(range(100, 120))
+                serving.scheduler.tokens(
+                    sequence, ids, logprobs=[([i, *top], [-1.0] * 21) for i in ids]
+                )
             await asyncio.sleep(0.01)
         answer.close()
         return serving.engine.num_live_requests
