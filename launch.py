@@ -138,7 +138,7 @@ class LaunchConfig:
         default=0, metadata=flag("of dummy weights and of requests that bring none")
     )
     drain_timeout_s: float = dataclasses.field(
-        default=3.0,
+        default=2.0,
         metadata=flag("seconds open requests may go on after SIGTERM", name="--drain-timeout"),
     )
     step_timeout_s: float = dataclasses.field(

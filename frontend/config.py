@@ -26,7 +26,7 @@ class FrontendConfig:
         default="", metadata={"help": "file with one key a line; requests need one of them then"}
     )
     drain_timeout_s: float = field(
-        default=3.0,
+        default=2.0,
         metadata={
             "help": "seconds open requests may go on after SIGTERM",
             "flag": "--drain-timeout",
