@@ -10,7 +10,6 @@ server, whose end after draining is the frontend's.
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import signal
 import time
@@ -34,6 +33,7 @@ from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary, WordlessVocabulary, load_vocabulary
 from protocol.channels import AsyncRouter
 from protocol.errors import LauncherGoneError, ModelFileError
+from protocol.flags import describe_config
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
 from protocol.recording import Recorder, recorder
 from protocol.run_dir import RunDir
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 def run(config: FrontendConfig, lifeline: Lifeline) -> None:
     """Serve clients until the launcher ends, a drain is over, or something fails."""
-    _log_config(config)
+    log.info("config %s", describe_config(config))
     allow_many_descriptors()
     asyncio.run(_serve(config, lifeline))
 
@@ -207,9 +207,3 @@ def _zmq_context() -> Iterator[zmq.asyncio.Context]:
         yield context
     finally:
         context.destroy(linger=0)
-
-
-def _log_config(config: FrontendConfig) -> None:
-    fields = dataclasses.asdict(config)
-    fields |= fields.pop("process")
-    log.info("config %s", " ".join(f"{name}={value}" for name, value in fields.items()))

@@ -88,6 +88,11 @@ def to_flags(config: DataclassInstance) -> list[str]:
     return flags
 
 
+def describe_config(config: DataclassInstance) -> str:
+    """Return a config's fields as `name=value`, for the log."""
+    return " ".join(f"{name}={value}" for name, value in _flat(dataclasses.asdict(config)).items())
+
+
 def _flat(nested: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in nested.items():

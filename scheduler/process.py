@@ -7,7 +7,6 @@ Everything that is decided is decided in `scheduler.scheduler`. This file knows 
 in which order when a message comes, a step is answered, or time passes.
 """
 
-import dataclasses
 import gc
 import logging
 import os
@@ -19,6 +18,7 @@ import zmq
 
 from protocol.channels import Inbox, Router
 from protocol.errors import RequestError
+from protocol.flags import describe_config
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
 from protocol.messages import Abort, AddSequence, EngineFacts, Hello, Role
 from protocol.recording import recorder
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 def run(config: SchedulerConfig, lifeline: Lifeline) -> None:
     """Schedule until the launcher ends or something fails."""
-    _log_config(config)
+    log.info("config %s", describe_config(config))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         _serve(config, lifeline, context)
@@ -177,9 +177,3 @@ def _describe(scheduler: Scheduler, facts: EngineFacts) -> str:
         f"running={scheduler.num_running} waiting={scheduler.waiting_requests} "
         f"free_blocks={scheduler.num_free_blocks}/{facts.num_blocks}"
     )
-
-
-def _log_config(config: SchedulerConfig) -> None:
-    fields = dataclasses.asdict(config)
-    fields |= fields.pop("process")
-    log.info("config %s", " ".join(f"{name}={value}" for name, value in fields.items()))

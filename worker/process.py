@@ -6,7 +6,6 @@ This file knows neither slots nor models; those are the runner's. It computes on
 plan, and it waits in one place, with the launcher's lifeline.
 """
 
-import dataclasses
 import gc
 import logging
 import os
@@ -17,6 +16,7 @@ import zmq
 from protocol.channels import Dealer, Inbox
 from protocol.connection import Codec, Connection
 from protocol.errors import ProcessError, ProtocolError
+from protocol.flags import describe_config
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
 from protocol.messages import (
     Drain,
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 def run(config: WorkerConfig, lifeline: Lifeline) -> None:
     """Serve one rank until the launcher ends or something fails."""
-    _log_config(config)
+    log.info("config %s", describe_config(config))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         _serve(config, lifeline, context)
@@ -125,9 +125,3 @@ def _meet_scheduler(theirs: Hello, ours: Hello, steps: Steps) -> None:
     if steps.has_run:
         raise ProcessError("The scheduler has restarted; this rank's slots are of its old life.")
     log.info("serves epoch=%d", theirs.epoch)
-
-
-def _log_config(config: WorkerConfig) -> None:
-    fields = dataclasses.asdict(config)
-    fields |= fields.pop("process") | fields.pop("faults")
-    log.info("config %s", " ".join(f"{name}={value}" for name, value in fields.items()))
