@@ -20,8 +20,8 @@ from torch import Tensor
 LOG2_E = 1.4426950408889634
 _MIN_GROUP_ROWS = 16
 """Rows of the smallest product a tensor core does."""
-_MAX_COMBINED = 32
-"""Splits added up at a time."""
+_COMBINED = 32
+"""Splits added up at a time, whose loads are then under way together."""
 _BYTES_IN_FLIGHT = 64 << 10
 """Shared memory that tiles may take by default: a processor has 99 KiB or more since Ampere, and on
 Hopper three programs then share one."""
@@ -114,9 +114,8 @@ class SplitDecode:
             "HEAD_DIM": head_dim,
             "DIMS": max(16, triton.next_power_of_2(head_dim)),
             "TILE": tuning.tile,
-            "SPLIT_LENGTH": tuning.split_length,
             "GROWS": self.num_splits * tuning.split_length < width * block_size,
-            "COMBINED": min(_MAX_COMBINED, triton.next_power_of_2(self.num_splits)),
+            "COMBINED": _COMBINED,
         }
         _attend_split[(num_kv_heads, rows, self.num_splits)](
             query,
@@ -134,6 +133,7 @@ class SplitDecode:
             self.block_tables.stride(0),
             width,
             self.num_splits,
+            tuning.split_length,
             head_dim**-0.5 * LOG2_E,
             BLOCK_SIZE=block_size,
             GROUP=group,
@@ -145,7 +145,13 @@ class SplitDecode:
         )
         if self.num_splits > 1 and not tuning.combines_at_once:
             _combine_splits[(num_heads, rows)](
-                self.lengths, output, self.partials, self.logs, self.num_splits, **sizes
+                self.lengths,
+                output,
+                self.partials,
+                self.logs,
+                self.num_splits,
+                tuning.split_length,
+                **sizes,
             )
         return output
 
@@ -199,6 +205,7 @@ def _attend_split(
     table_stride,
     table_width,
     num_splits,
+    least_length,
     score_scale,
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -206,7 +213,6 @@ def _attend_split(
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
-    SPLIT_LENGTH: tl.constexpr,
     GROWS: tl.constexpr,
     COMBINES: tl.constexpr,
     COMBINED: tl.constexpr,
@@ -218,7 +224,7 @@ def _attend_split(
     split = tl.program_id(2)
     num_kv_heads = tl.num_programs(0)
     length = tl.load(lengths + row)
-    split_length = _split_length(length, num_splits, TILE, SPLIT_LENGTH, GROWS)
+    split_length = _split_length(length, num_splits, least_length, TILE, GROWS)
     first = split * split_length
     # One tile ahead of what it is for, here as in the loop: keys wait for it, not it for them.
     table = block_tables + row.to(tl.int64) * table_stride
@@ -309,10 +315,10 @@ def _combine_splits(
     partials,
     logs,
     num_splits,
+    least_length,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
-    SPLIT_LENGTH: tl.constexpr,
     GROWS: tl.constexpr,
     COMBINED: tl.constexpr,
 ):
@@ -320,7 +326,7 @@ def _combine_splits(
     head = tl.program_id(0)
     row = tl.program_id(1)
     length = tl.load(lengths + row)
-    split_length = _split_length(length, num_splits, TILE, SPLIT_LENGTH, GROWS)
+    split_length = _split_length(length, num_splits, least_length, TILE, GROWS)
     if length > split_length:
         _combine_head(
             row.to(tl.int64) * tl.num_programs(0) + head,
@@ -336,13 +342,11 @@ def _combine_splits(
 
 
 @triton.jit
-def _split_length(
-    length, num_splits, TILE: tl.constexpr, SPLIT_LENGTH: tl.constexpr, GROWS: tl.constexpr
-):
+def _split_length(length, num_splits, least_length, TILE: tl.constexpr, GROWS: tl.constexpr):
     """Return the tokens of a row's splits, whole tiles; without `GROWS` it needs no length."""
-    split_length = SPLIT_LENGTH
+    split_length = least_length
     if GROWS:
-        split_length = tl.maximum(SPLIT_LENGTH, tl.cdiv(tl.cdiv(length, num_splits), TILE) * TILE)
+        split_length = tl.maximum(least_length, tl.cdiv(tl.cdiv(length, num_splits), TILE) * TILE)
     return split_length
 
 
