@@ -44,7 +44,7 @@ SAMPLES = 5
 SAMPLE_SECONDS = 0.006
 MODELS = ((16, 8, 128), (32, 8, 128))
 """Heads, KV heads and head size of Qwen3-0.6B and 8B."""
-SHAPES = ((32, 2), (32, 4), (64, 4), (16, 2), (64, 2), (128, 4), (64, 8), (16, 1), (128, 8))
+SHAPES = ((32, 2), (32, 4), (64, 4), (16, 1), (64, 2), (128, 4), (64, 8), (32, 1), (128, 8))
 """(tile, warps) of our kernel, the likeliest first."""
 TILES_HELD = (2, 4, 3, 1)
 """Tiles in shared memory at once."""

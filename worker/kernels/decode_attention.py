@@ -20,8 +20,8 @@ from torch import Tensor
 LOG2_E = 1.4426950408889634
 _MIN_GROUP_ROWS = 16
 """Rows of the smallest product a tensor core does."""
-_COMBINED = 32
-"""Splits added up at a time, whose loads are then under way together."""
+_COMBINED_NUMBERS = 1024
+"""Numbers of partial outputs that a warp adds up at a time: their loads are under way together."""
 _BYTES_IN_FLIGHT = 64 << 10
 """Shared memory that tiles may take by default: a processor has 99 KiB or more since Ampere, and on
 Hopper three programs then share one."""
@@ -110,12 +110,14 @@ class SplitDecode:
         assert self.block_tables.stride(1) == self.lengths.stride(0) == 1, "tables have no gaps"
         tuning, group = self.tuning, num_heads // num_kv_heads
         output = torch.empty((rows, 1, num_heads, head_dim), dtype=query.dtype, device=query.device)
+        dims = max(16, triton.next_power_of_2(head_dim))
+        members = triton.next_power_of_2(group)
+        combined = _COMBINED_NUMBERS * tuning.warps // dims
         sizes = {
             "HEAD_DIM": head_dim,
-            "DIMS": max(16, triton.next_power_of_2(head_dim)),
+            "DIMS": dims,
             "TILE": tuning.tile,
             "GROWS": self.num_splits * tuning.split_length < width * block_size,
-            "COMBINED": _COMBINED,
         }
         _attend_split[(num_kv_heads, rows, self.num_splits)](
             query,
@@ -137,8 +139,10 @@ class SplitDecode:
             head_dim**-0.5 * LOG2_E,
             BLOCK_SIZE=block_size,
             GROUP=group,
-            GROUP_ROWS=max(_MIN_GROUP_ROWS, triton.next_power_of_2(group)),
+            GROUP_ROWS=max(_MIN_GROUP_ROWS, members),
+            MEMBERS=members,
             COMBINES=tuning.combines_at_once,
+            COMBINED=max(1, combined // members),
             STAGES=tuning.stages,
             num_warps=tuning.warps,
             **sizes,
@@ -151,6 +155,8 @@ class SplitDecode:
                 self.logs,
                 self.num_splits,
                 tuning.split_length,
+                COMBINED=combined,
+                num_warps=tuning.warps,
                 **sizes,
             )
         return output
@@ -210,6 +216,7 @@ def _attend_split(
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
+    MEMBERS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
@@ -229,10 +236,6 @@ def _attend_split(
     # One tile ahead of what it is for, here as in the loop: keys wait for it, not it for them.
     table = block_tables + row.to(tl.int64) * table_stride
     blocks = load_blocks(table, first, table_width, BLOCK_SIZE, TILE)
-    if (first >= length) & (split > 0):
-        return
-    last = tl.minimum(first + split_length, length)
-
     members = tl.arange(0, GROUP_ROWS)
     dims = tl.arange(0, DIMS)
     is_dim = dims < HEAD_DIM
@@ -240,6 +243,9 @@ def _attend_split(
     head_at = kv_head * GROUP + members
     query_at = row.to(tl.int64) * query_row_stride + head_at * query_head_stride
     queries = tl.load(query + query_at[:, None] + dims[None, :], mask=is_part, other=0.0)
+    if (first >= length) & (split > 0):
+        return
+    last = tl.minimum(first + split_length, length)
     keys += kv_head * head_stride
     values += kv_head * head_stride
 
@@ -294,18 +300,19 @@ def _attend_split(
             before = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
             if before == num_held - 1:
                 tl.store(arrival, 0)
-                for member in tl.static_range(GROUP):
-                    _combine_head(
-                        row_heads + kv_head * GROUP + member,
-                        output,
-                        partials,
-                        logs,
-                        num_held,
-                        num_splits,
-                        HEAD_DIM,
-                        DIMS,
-                        COMBINED,
-                    )
+                _combine_heads(
+                    row_heads + kv_head * GROUP,
+                    output,
+                    partials,
+                    logs,
+                    num_held,
+                    num_splits,
+                    GROUP,
+                    MEMBERS,
+                    HEAD_DIM,
+                    DIMS,
+                    COMBINED,
+                )
 
 
 @triton.jit(do_not_specialize=["num_splits"])
@@ -328,13 +335,15 @@ def _combine_splits(
     length = tl.load(lengths + row)
     split_length = _split_length(length, num_splits, least_length, TILE, GROWS)
     if length > split_length:
-        _combine_head(
+        _combine_heads(
             row.to(tl.int64) * tl.num_programs(0) + head,
             output,
             partials,
             logs,
             tl.cdiv(length, split_length),
             num_splits,
+            1,
+            1,
             HEAD_DIM,
             DIMS,
             COMBINED,
@@ -363,43 +372,48 @@ def load_blocks(table, first, table_width, BLOCK_SIZE: tl.constexpr, TILE: tl.co
 
 
 @triton.jit
-def _combine_head(
-    row_head,
+def _combine_heads(
+    first_head,
     output,
     partials,
     logs,
     num_held,
     num_splits,
+    GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     COMBINED: tl.constexpr,
 ):
-    """Add up the splits of one row and query head, weighted by their weights' sums."""
+    """Add up the splits of some heads of one row, weighted by their weights' sums."""
+    members = tl.arange(0, MEMBERS)
     dims = tl.arange(0, DIMS)
-    is_dim = dims < HEAD_DIM
-    largest = float("-inf")
-    total = 0.0
-    attended = tl.zeros([DIMS], tl.float32)
+    is_part = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    largest = tl.full([MEMBERS], float("-inf"), tl.float32)
+    total = tl.zeros([MEMBERS], tl.float32)
+    attended = tl.zeros([MEMBERS, DIMS], tl.float32)
     for first in tl.range(0, num_held, COMBINED):
         splits = first + tl.arange(0, COMBINED)
-        is_held = splits < num_held
-        split_at = row_head * num_splits + splits
+        split_at = ((first_head + members) * num_splits)[:, None] + splits[None, :]
+        is_held = (members < GROUP)[:, None] & (splits < num_held)[None, :]
         # Other processors wrote them: this one's L1 may hold older ones.
         log = tl.load(logs + split_at, mask=is_held, other=float("-inf"), cache_modifier=".cg")
+        log = tl.where((members < GROUP)[:, None], log, 0.0)  # of no use, but a number
         part = tl.load(
-            partials + split_at[:, None] * HEAD_DIM + dims[None, :],
-            mask=is_held[:, None] & is_dim[None, :],
+            partials + split_at[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=is_held[:, :, None] & (dims < HEAD_DIM)[None, None, :],
             other=0.0,
             cache_modifier=".cg",
         )
-        new_largest = tl.maximum(largest, tl.max(log, axis=0))
-        weights = tl.exp2(log - new_largest)
+        new_largest = tl.maximum(largest, tl.max(log, axis=1))
+        weights = tl.exp2(log - new_largest[:, None])
         decay = tl.exp2(largest - new_largest)
-        total = total * decay + tl.sum(weights, axis=0)
-        attended = attended * decay + tl.sum(weights[:, None] * part, axis=0)
+        total = total * decay + tl.sum(weights, axis=1)
+        attended = attended * decay[:, None] + tl.sum(weights[:, :, None] * part, axis=1)
         largest = new_largest
+    out_at = ((first_head + members) * HEAD_DIM)[:, None] + dims[None, :]
     tl.store(
-        output + row_head * HEAD_DIM + dims,
-        (attended / total).to(output.dtype.element_ty),
-        mask=is_dim,
+        output + out_at,
+        (attended / total[:, None]).to(output.dtype.element_ty),
+        mask=is_part,
     )

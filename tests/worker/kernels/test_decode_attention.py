@@ -51,6 +51,8 @@ def random_rows(
 @pytest.mark.parametrize("num_processors", [1, 100])
 def test_attends(heads, block_size, tile, dtype, combines_at_once, num_processors, monkeypatch):
     monkeypatch.setattr("worker.kernels.decode_attention._MIN_SPLITS", 2)  # so that splits grow
+    # So few at a time that they are added up in several turns.
+    monkeypatch.setattr("worker.kernels.decode_attention._COMBINED_NUMBERS", 128)
     num_heads, num_kv_heads, head_dim = heads
     contents, lengths, tables, cache = random_rows(num_kv_heads, head_dim, block_size, dtype)
     decode = start_split_decode(
