@@ -32,8 +32,9 @@ from protocol.lifecycle import ProcessConfig
 from protocol.messages import SamplingParams
 from worker.attention.choice import AttentionChoice, build_attention
 from worker.attention.paged import PagedAttention
+from worker.batch import SampledRows
 from worker.config import WorkerConfig
-from worker.cuda_graphs import DecodeGraphs
+from worker.cuda_graphs import DecodeGraphs, Graph
 from worker.decode_inputs import DecodeInputs
 from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import is_gguf, read_model_config
@@ -42,6 +43,7 @@ from worker.model_setup import build_model_runner
 from worker.parallel import OneRank
 from worker.sampler import sample
 from worker.sampling_slots import SamplingSlots
+from worker.slot_sampler import FAILED
 
 ALLOWED_GAP = 0.25
 NUM_PROMPTS, NUM_TOKENS = 20, 64
@@ -102,27 +104,30 @@ def check_attention(
     return Outcome(worst <= allowed, f"largest error {worst:.2e}, allowed {allowed:.0e}")
 
 
-def check_draw(device: torch.device, vocab_size: int) -> Outcome:
-    """Draw tokens by the kernel and by torch."""
+def check_draw(device: torch.device, vocab_size: int, *, has_filters: bool) -> Outcome:
+    """Draw tokens by the kernels and by torch."""
     from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
     slots = np.arange(64, dtype=np.int32)
-    sampling = _sampling(len(slots), vocab_size, device)
-    rows = sampling.rows(slots, slots * np.int32(977))
+    sampling = _sampling(len(slots), vocab_size, device, has_filters=has_filters)
+    indices = torch.from_numpy(slots * 977).long().to(device)
+    rows = sampling.rows(slots, indices)
     generator = torch.Generator(device).manual_seed(0)
     logits = torch.randn(len(slots), vocab_size, device=device, generator=generator) * 3
     logits = logits.to(torch.bfloat16)
     logits[5, 7] = float("nan")
     logits[6, 8] = float("inf")
     expected = sample(logits.float(), rows)
-    drawn = CudaSampler(vocab_size, OneRank()).draw(
-        logits, rows.temperatures, rows.seeds, rows.positions
+    sampled = SampledRows(
+        slots=torch.from_numpy(slots).long().to(device), indices=indices, host_slots=slots
     )
-    same_failures = torch.equal(expected.failed, drawn.failed)
-    differing = int((expected.tokens != drawn.tokens)[~expected.failed].sum())
+    drawn = CudaSampler(sampling, vocab_size, OneRank()).sample(logits, sampled)
+    failed = drawn == FAILED
+    kept = torch.equal(sampling.last_tokens[~failed], drawn[~failed].long())
+    differing = int((expected.tokens != drawn)[~expected.failed].sum())
     return Outcome(
-        same_failures and differing == 0,
-        f"{differing} of {len(slots)} tokens differ, {int(drawn.failed.sum())} rows failed",
+        torch.equal(expected.failed, failed) and kept and differing == 0,
+        f"{differing} of {len(slots)} tokens differ, {int(failed.sum())} rows failed",
     )
 
 
@@ -150,7 +155,7 @@ def check_tokens(
     )
 
 
-def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
+def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: bool) -> Outcome:
     """Replay every bucket and run it eagerly, from the same state."""
     from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
@@ -172,29 +177,29 @@ def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
     cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
     attention = build_attention(name, cache, config.num_heads)
     assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
+    sampling = _sampling(slots + 1, config.vocab_size, device, has_filters=has_filters)
+    last_tokens = sampling.last_tokens
     inputs = DecodeInputs(
+        last_tokens,
         max_rows=slots,
         max_blocks=max_blocks,
         block_size=shape.block_size,
-        pad_slot=slots,
         pad_block=cache.pad_block,
-        device=device,
     )
-    sampling = _sampling(slots + 1, config.vocab_size, device)
-    last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
     graphs = DecodeGraphs(
         loaded,
         attention,
         inputs,
-        sampling,
-        last_tokens,
-        CudaSampler(config.vocab_size, OneRank()).draw,
+        CudaSampler(sampling, config.vocab_size, OneRank()).draw,
         buckets=buckets,
+        device=device,
     )
-    graphs.capture()
+    with torch.inference_mode():
+        graphs.capture()
     contents = torch.randn(cache.data.shape, dtype=dtype, device=device)
     tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
     tables = tables.reshape(slots, max_blocks)
+    inputs.set_blocks([(slot, 0, tables[slot]) for slot in range(slots)])
     wrong = []
     for num_rows in (1, 2, 5, 8, 13, 24):
         bucket = min(size for size in buckets if size >= num_rows)
@@ -206,13 +211,13 @@ def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
             cache.data.copy_(contents)
             last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
             # Replayed either way: it is what fills the inputs.
-            replay = graphs.replay(bucket, used, positions, tables)
+            replay = graphs.replay(bucket, used, positions, has_filters=has_filters)
             if not replays:
                 cache.data.copy_(contents)
                 last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
                 replay.reported.fill_(-7)
                 with torch.inference_mode():
-                    graphs.run_eagerly(bucket)
+                    graphs.run_eagerly(Graph(bucket, has_filters))
             states.append((replay.reported.clone(), last_tokens.clone(), replay.hidden.clone()))
         if not all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
             off = (states[0][2].float() - states[1][2].float()).abs().max()
@@ -222,12 +227,23 @@ def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
     return Outcome(not wrong, "; ".join(wrong) or "6 row counts, bit for bit")
 
 
-def _sampling(slots: int, vocab_size: int, device: torch.device) -> SamplingSlots:
-    """Return slots of which every third is greedy."""
+def _sampling(
+    slots: int, vocab_size: int, device: torch.device, *, has_filters: bool = False
+) -> SamplingSlots:
+    """Return slots of which every third is greedy and, if any, half have filters."""
     sampling = SamplingSlots(slots, vocab_size, device)
-    for slot in range(slots):
-        temperature = 0.0 if slot % 3 == 0 else 0.6 + 0.1 * (slot % 5)
-        sampling.join(slot, SamplingParams(temperature=temperature, seed=slot * 0x123456789ABCDE))
+    filters: tuple[dict[str, float], ...] = ({},)
+    if has_filters:
+        filters = ({}, {"top_k": 40}, {"top_p": 0.9}, {}, {"min_p": 0.05, "top_k": 7}, {})
+    params = [
+        SamplingParams(
+            temperature=0.0 if slot % 3 == 0 else 0.6 + 0.1 * (slot % 5),
+            seed=slot * 0x123456789ABCDE,
+            **filters[slot % len(filters)],  # type: ignore[arg-type]  # top_k is an int here
+        )
+        for slot in range(slots)
+    ]
+    sampling.join(range(slots), params)
     return sampling
 
 
@@ -295,7 +311,11 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
                         partial(check_attention, name, shape, dtype, device, as_graph=as_graph),
                     )
     for vocab_size in (151_936, 49_152, 1003):
-        table.add(f"draw {vocab_size}", partial(check_draw, device, vocab_size))
+        for has_filters in (False, True):
+            table.add(
+                f"draw {vocab_size}{' filters' * has_filters}",
+                partial(check_draw, device, vocab_size, has_filters=has_filters),
+            )
     with model_path(model) as path:
         references: list[Reference] = []
 
@@ -306,7 +326,11 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
         table.add("reference", load)
         for name in back_ends:
             if name != "torch":
-                table.add(f"graphs {name}", partial(check_graphs, path, name, device))
+                for has_filters in (False, True):
+                    table.add(
+                        f"graphs {name}{' filters' * has_filters}",
+                        partial(check_graphs, path, name, device, has_filters=has_filters),
+                    )
         for name in back_ends:
             for eager in (True,) if name == "torch" else (True, False):
                 flag = "float32" if name == "torch" else "bfloat16"

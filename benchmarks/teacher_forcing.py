@@ -123,7 +123,7 @@ class _Comparer:
             decode=pack_int32(decode),
             chunks=pack_int32(value for chunk in chunks for value in chunk),
         )
-        output = self._runner.execute(plan)
+        output = self._runner.launch(plan).output()
         assert (output.counts >= 0).all(), "no row may fail"
         tokens: list[int] = output.tokens.tolist()
         return tokens

@@ -11,10 +11,11 @@ import torch
 
 from protocol.errors import ConfigError
 from worker.attention.base import AttentionBackend
-from worker.batch import ChunkRows, ForwardBatch
+from worker.batch import BatchBuilder, ForwardBatch, SampledRows
 from worker.kv_cache import KVCache
 from worker.models.causal_lm import CausalLM
-from worker.sampler import RowSampler, SamplingRows
+from worker.slot_sampler import SlotSampler
+from worker.step_rows import Chunk, StepRows, int32_view
 
 _MIB = 1 << 20
 GRAPH_BYTES = 12 * _MIB
@@ -63,17 +64,16 @@ def measure_worst_step(
     model: CausalLM,
     attention: AttentionBackend,
     cache: KVCache,
-    sampler: RowSampler,
+    sampler: SlotSampler,
     *,
     max_num_batched_tokens: int,
     max_num_seqs: int,
     max_model_len: int,
-    vocab_size: int,
 ) -> GpuMemory:
     """Run the step that needs most memory, over a pad block alone; return what it used.
 
-    It computes as many new tokens as a step may have and samples for as many sequences as there
-    may be, all of them with filters.
+    It computes as many new tokens as a step may have and samples for as many sequences as there may
+    be, whose logits ranks gather as for rows with filters.
     """
     device = cache.data.device
     torch.cuda.empty_cache()
@@ -83,11 +83,11 @@ def measure_worst_step(
             cache,
             num_tokens=max(max_num_batched_tokens, max_num_seqs),
             max_model_len=max_model_len,
-            num_sampled=max_num_seqs,
         )
         hidden = model(batch.tokens, batch.positions, attention.start_step(batch))
-        logits = model.logits(hidden.index_select(0, batch.logit_rows)).float()
-        sampler.sample(logits, worst_sampling(max_num_seqs, vocab_size, device))
+        logits = model.logits(hidden[:max_num_seqs].contiguous())
+        sampler.whole_logits(logits)
+        sampler.sample(logits, worst_sampled(max_num_seqs, device))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
     free, total = torch.cuda.mem_get_info(device)
@@ -96,51 +96,50 @@ def measure_worst_step(
     return GpuMemory(total=total, used_at_peak=peak + foreign)
 
 
-def worst_batch(
-    cache: KVCache, *, num_tokens: int, max_model_len: int, num_sampled: int
-) -> ForwardBatch:
+def worst_batch(cache: KVCache, *, num_tokens: int, max_model_len: int) -> ForwardBatch:
     """Return a step of chunks that start their sequences and write to the pad block only."""
-    device = cache.data.device
     counts = [max_model_len] * (num_tokens // max_model_len)
     if rest := num_tokens % max_model_len:
         counts.append(rest)
-    pad = torch.full((1,), cache.pad_block, dtype=torch.int64, device=device)
-    chunks: list[ChunkRows] = []
-    first_row = 0
-    for count in counts:
-        table = pad.expand(-(-count // cache.shape.block_size))
-        chunks.append(ChunkRows(first_row=first_row, start=0, count=count, block_table=table))
-        first_row += count
-    nothing = pad.new_empty(0)
-    return ForwardBatch(
-        tokens=pad.new_zeros(num_tokens),
-        positions=torch.cat([torch.arange(count, device=device) for count in counts]),
-        cache_positions=(pad * cache.shape.block_size).expand(num_tokens).contiguous(),
-        num_tokens=num_tokens,
-        num_decode=0,
-        decode_lengths=np.zeros(0, dtype=np.int32),
-        decode_blocks=nothing.view(0, 0),
-        opened_blocks=(),
-        chunks=tuple(chunks),
-        num_sampled=num_sampled,
-        logit_rows=torch.arange(num_sampled, device=device),
+    nothing = int32_view(b"")
+    rows = StepRows(
+        step_id=0,
+        num_rows=len(counts),
+        leaves=nothing,
+        joins=(),
+        copies=nothing.reshape(0, 2),
+        new_blocks=nothing.reshape(0, 3),
+        decode_rows=nothing,
+        decode_slots=nothing,
+        decode_positions=nothing,
+        chunks=tuple(
+            Chunk(
+                row=row,
+                slot=row,
+                start=0,
+                token_ids=np.zeros(count, dtype=np.int32),
+                is_last=True,
+            )
+            for row, count in enumerate(counts)
+        ),
+        failures={},
     )
+    builder = BatchBuilder(
+        block_size=cache.shape.block_size,
+        pad_block=cache.pad_block,
+        min_rows=1,
+        device=cache.data.device,
+    )
+    width = -(-max(counts) // cache.shape.block_size)
+    tables = np.full((len(counts), width), cache.pad_block, dtype=np.int32)
+    last_tokens = torch.zeros(0, dtype=torch.int64, device=cache.data.device)
+    return builder.build(rows, tables, last_tokens)
 
 
-def worst_sampling(num_rows: int, vocab_size: int, device: torch.device) -> SamplingRows:
-    """Return parameters that make every row be filtered."""
-    rows = torch.arange(num_rows, device=device)
-    return SamplingRows(
-        temperatures=torch.ones(num_rows, device=device),
-        top_k=torch.full_like(rows, vocab_size),
-        top_p=torch.full((num_rows,), 0.5, device=device),
-        min_p=torch.zeros(num_rows, device=device),
-        seeds=rows,
-        positions=rows,
-        unfiltered=rows[:0],
-        filtered=rows,
-        max_top_k=0,
-    )
+def worst_sampled(num_rows: int, device: torch.device) -> SampledRows:
+    """Return rows of as many slots."""
+    slots = torch.arange(num_rows, device=device)
+    return SampledRows(slots=slots, indices=slots, host_slots=np.arange(num_rows, dtype=np.int32))
 
 
 def _gib(num_bytes: int) -> str:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from benchmarks.attention_cases import plain_attention
 from worker.attention.base import DecodeRows
-from worker.attention.paged import ChunkBatch, DecodeKernel
+from worker.attention.paged import DecodeKernel
+from worker.batch import ChunkBatch
 
 
 class PlainKernels:

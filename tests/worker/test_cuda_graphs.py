@@ -2,22 +2,26 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.teacher_forcing import compare, make_references
 from protocol.messages import EngineFacts, SamplingParams
 from tests.worker.plain_kernels import PlainKernels
-from tests.worker.plan_builder import make_join, make_plan
+from tests.worker.plan_builder import execute, make_join, make_plan
 from tests.worker.tiny_models import CPU, save_llama
-from worker.attention.paged import PagedAttention
-from worker.cuda_graphs import DecodeGraphs, Replay, choose_bucket, graph_buckets
+from worker.attention.paged import PagedAttention, write_by_torch
+from worker.batch import SampledRows
+from worker.cuda_graphs import DecodeGraphs, Graph, choose_bucket, graph_buckets
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
 from worker.parallel import OneRank
-from worker.sampler import Samples, SamplingRows, sample
+from worker.sampling_slots import SamplingSlots
+from worker.sharded_sampler import ShardedSampler
+from worker.slot_sampler import TorchSlotSampler
 
 
 def test_buckets():
@@ -44,39 +48,31 @@ def test_other_steps_run_eagerly():
     assert choose_bucket((1, 2, 4), 5, 0) is None
 
 
-def draw(logits, temperatures, seeds, positions) -> Samples:
-    """Draw by torch."""
-    rows = torch.arange(len(logits))
-    return sample(
-        logits.float(),
-        SamplingRows(
-            temperatures=temperatures,
-            top_k=rows,
-            top_p=temperatures,
-            min_p=temperatures,
-            seeds=seeds,
-            positions=positions,
-            unfiltered=rows[temperatures > 0],
-            filtered=rows[:0],
-            max_top_k=0,
-        ),
-    )
-
-
 class EagerGraphs(DecodeGraphs):
     """Runs what a graph would replay."""
 
-    def capture(self) -> None:
-        with torch.inference_mode():
-            for bucket in reversed(self._buckets):
-                self._fill_with_padding(bucket)
-                self.run_eagerly(bucket)
+    def _capture(self, graph: Graph) -> None:
+        empty = np.zeros(0, dtype=np.int32)
+        self._inputs.fill(graph.bucket, self._next_result, empty, empty)
+        self.run_eagerly(graph)
+        self._graphs[graph] = None
 
-    def replay(self, bucket, slots, positions, block_tables) -> Replay:
-        self._inputs.fill(bucket, slots, positions, block_tables)
-        self.run_eagerly(bucket)
-        assert self._hidden is not None
-        return Replay(self._reported[: len(slots)], self._hidden[:bucket])
+    def _run(self, graph: Graph) -> None:
+        self.run_eagerly(graph)
+
+
+class TorchDraw:
+    """Draws as a GPU's sampler does, by torch."""
+
+    def __init__(self, sampling: SamplingSlots, sampler: TorchSlotSampler) -> None:
+        self._sampling = sampling
+        self._sampler = sampler
+
+    def __call__(self, logits, slots, indices, reported, *, has_filters: bool) -> None:
+        host_slots = slots.numpy()
+        assert has_filters or not self._sampling.any_filtered(host_slots)
+        rows = SampledRows(slots=slots.long(), indices=indices.long(), host_slots=host_slots)
+        reported.copy_(self._sampler.sample(logits, rows))
 
 
 def make_runner(path: Path, *, with_graphs: bool) -> ModelRunner:
@@ -101,10 +97,22 @@ def make_runner(path: Path, *, with_graphs: bool) -> ModelRunner:
         max_model_len=640,
         vocab_size=config.vocab_size,
     )
-    attention = PagedAttention(cache, PlainKernels())
-    runner = ModelRunner(model, attention, cache, facts, group=OneRank(), min_rows=1, device=CPU)
+    attention = PagedAttention(cache, PlainKernels(), write_by_torch)
+    sampling = SamplingSlots(facts.slots + 1, config.vocab_size, CPU)
+    sampler = TorchSlotSampler(sampling, ShardedSampler(config.vocab_size, OneRank()))
+    runner = ModelRunner(
+        model,
+        attention,
+        cache,
+        facts,
+        sampling=sampling,
+        sampler=sampler,
+        tp=1,
+        min_rows=1,
+        device=CPU,
+    )
     if with_graphs:
-        runner.capture_decode_graphs(attention, draw)
+        runner.capture_decode_graphs(attention, TorchDraw(sampling, sampler))
     return runner
 
 
@@ -146,7 +154,7 @@ def test_same_as_eager_steps(tiny, kind: str):
     plans += [make_plan(step, decode=[0, 3, 4]) for step in range(2, 8)]
     eager, replayed = (make_runner(path, with_graphs=on) for on in (False, True))
     for plan in plans:
-        expected, output = eager.execute(plan), replayed.execute(plan)
+        expected, output = execute(eager, plan), execute(replayed, plan)
         assert output.tokens.tolist() == expected.tokens.tolist()
         assert (output.logprobs is None) == (kind != "logprobs")
         if output.logprobs is not None:
@@ -159,8 +167,8 @@ def test_a_row_of_nan_fails_alone(tiny):
     runner = make_runner(path, with_graphs=True)
     runner._model.embedding.weight[100] = float("nan")
     joins = [make_join(0, [5, 6], range(2)), make_join(1, [7, 8], range(2, 4))]
-    runner.execute(make_plan(1, joins=joins, chunks=[(0, 0, 2, 1), (1, 0, 2, 1)]))
-    runner._last_tokens[1] = 100
-    output = runner.execute(make_plan(2, decode=[0, 1]))
+    execute(runner, make_plan(1, joins=joins, chunks=[(0, 0, 2, 1), (1, 0, 2, 1)]))
+    runner._sampling.last_tokens[1] = 100
+    output = execute(runner, make_plan(2, decode=[0, 1]))
     assert output.counts.tolist() == [1, -1]
-    assert runner.execute(make_plan(3, decode=[0, 1])).counts.tolist() == [1, -1]
+    assert execute(runner, make_plan(3, decode=[0, 1])).counts.tolist() == [1, -1]

@@ -15,7 +15,8 @@ from flash_attn_interface import (
 from torch import Tensor
 
 from worker.attention.base import DecodeRows
-from worker.attention.paged import ChunkBatch, DecodeKernel
+from worker.attention.paged import DecodeKernel
+from worker.batch import ChunkBatch
 from worker.kv_cache import KVCacheShape
 
 
