@@ -16,7 +16,7 @@ from frontend.client.errors import (
     no_hello,
     too_slow,
 )
-from frontend.client.link import CLOSE_TIMEOUT_S
+from frontend.client.link import CLOSE_TIMEOUT_S, FLUSH_S
 from frontend.client.pulse import Pulse
 from frontend.client.session import Failed, Session
 from protocol.channels import AsyncDealer
@@ -107,12 +107,13 @@ class AsyncLink:
             return
         with contextlib.suppress(EngineError):
             await self.abort(self.session.live_request_ids, CLOSE_TIMEOUT_S)
+        self._session.leave()
         self._session.fail(closed())
         self._serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._serving
         self._watch.close()
-        self._dealer.close()
+        self._dealer.close(flush_s=FLUSH_S)
         self._context.destroy(linger=0)
 
     async def _answer(self, answers: "asyncio.Queue[Answer | Failed]", timeout_s: float) -> Answer:

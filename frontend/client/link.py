@@ -35,6 +35,8 @@ Answer = TypeVar("Answer", Hello, StatusReply)
 
 CLOSE_TIMEOUT_S = 1.0
 """How long closing waits until the engine has acknowledged the aborts of what still ran."""
+FLUSH_S = 0.1
+"""How long it then waits at most until the last message is out."""
 
 
 class Link:
@@ -176,7 +178,8 @@ class Link:
                 return
             with contextlib.suppress(EngineError):
                 self.abort(self._session.live_request_ids, CLOSE_TIMEOUT_S)
+            self._session.leave()
             self._session.fail(closed())
             self._watch.close()
-            self._dealer.close()
+            self._dealer.close(flush_s=FLUSH_S)
             self._context.destroy(linger=0)
