@@ -82,8 +82,8 @@ class AsyncLink:
         self.session.greet(os.urandom(16), answers.put_nowait)
         try:
             await self._answer(answers, timeout_s)
-        except EngineTimeoutError as error:
-            raise no_hello(self.address, timeout_s) from error
+        except EngineTimeoutError:
+            raise no_hello(self.address, timeout_s) from None  # nothing is known to live there
 
     async def status(self, timeout_s: float) -> StatusReply:
         """Ask how the engine is."""

@@ -154,8 +154,8 @@ class Link:
             session.greet(os.urandom(16), answers.append)
         try:
             self._answer(answers, timeout_s)
-        except EngineTimeoutError as error:
-            raise no_hello(self.address, timeout_s) from error
+        except EngineTimeoutError:
+            raise no_hello(self.address, timeout_s) from None  # nothing is known to live there
 
     def status(self, timeout_s: float) -> StatusReply:
         """Ask how the engine is."""

@@ -394,3 +394,17 @@ def test_an_example_runs(fake_engine, name):
     said = "temperature of params is 9: expected" if name == "client" else "Why is snow white?"
     assert said in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["client", "async_client"])
+def test_an_example_without_an_address_says_how_it_is_used(name):
+    done = subprocess.run(
+        [sys.executable, "-m", f"examples.{name}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"usage: python -m examples.{name} ADDRESS_OR_RUN_DIR\n"
