@@ -20,6 +20,8 @@ from protocol.messages import MAX_FRAME_BYTES
 from protocol.recording import Recorder
 
 HIGH_WATER_MARK = 10_000
+PARTS_A_TURN = 256
+"""Parts of a stranger's message dropped before the rest of the process has its turn."""
 
 
 def _prepare(socket: zmq.Socket[bytes]) -> None:
@@ -266,11 +268,24 @@ class AsyncRouter:
     async def receive(self) -> tuple[bytes, bytes]:
         """Wait for the next (identity, frame)."""
         while True:
-            parts: list[bytes] = await self.socket.recv_multipart()
-            if len(parts) == 2:
+            identity: bytes = await self.socket.recv()
+            frame: bytes | None = await self.socket.recv() if self._has_more() else None
+            num_dropped = 0
+            while self._has_more():
+                # Not ours. It is all there, however large: dropped part by part, it is not copied
+                # as a whole, and lets others have their turn.
+                await self.socket.recv()
+                frame = None
+                num_dropped += 1
+                if num_dropped % PARTS_A_TURN == 0:
+                    await asyncio.sleep(0)
+            if frame is not None:
                 if self._recorder:
-                    self._recorder.record("in", self.address, parts[0], parts[1])
-                return parts[0], parts[1]
+                    self._recorder.record("in", self.address, identity, frame)
+                return identity, frame
+
+    def _has_more(self) -> bool:
+        return bool(self.socket.getsockopt(zmq.RCVMORE))
 
     def close(self) -> None:
         """Close the socket; what is unsent is dropped."""
