@@ -107,7 +107,8 @@ class AsyncLink:
             return
         with contextlib.suppress(EngineError):
             await self.abort(self.session.live_request_ids, CLOSE_TIMEOUT_S)
-        self._session.leave()
+        with contextlib.suppress(EngineError):
+            self._session.leave()
         self._session.fail(closed())
         self._serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):

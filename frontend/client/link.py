@@ -178,7 +178,8 @@ class Link:
                 return
             with contextlib.suppress(EngineError):
                 self.abort(self._session.live_request_ids, CLOSE_TIMEOUT_S)
-            self._session.leave()
+            with contextlib.suppress(EngineError):
+                self._session.leave()
             self._session.fail(closed())
             self._watch.close()
             self._dealer.close(flush_s=FLUSH_S)
