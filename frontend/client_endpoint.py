@@ -149,6 +149,7 @@ class ClientEndpoint:
 
     def _send(self, client: bytes, frame: bytes) -> None:
         if not self._router.send(client, frame):
+            self._told.discard(client)
             self._leave(client, "is gone or does not read")
 
     def _leave(self, client: bytes, how: str) -> None:

@@ -325,7 +325,7 @@ class Session:
     def _cannot_go_on(self) -> RequestError:
         return RequestError(
             ErrorCode.OVERLOADED,
-            f"The engine at {self.address} has dropped this client, which did not read for long; "
+            f"The engine at {self.address} has dropped this client, which left too much unread; "
             "what had begun cannot go on.",
         )
 

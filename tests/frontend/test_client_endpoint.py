@@ -435,6 +435,28 @@ def test_a_client_that_is_only_idle_stays_however_often_it_is_pinged(bench, monk
     assert bench(use) == (False, 1)
 
 
+def test_a_client_whose_queue_is_full_is_told_once_it_reads(bench, monkeypatch, caplog):
+    monkeypatch.setattr("protocol.channels.HIGH_WATER_MARK", 10)
+
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+        (sequence,) = await bench.sequences(1)
+        for _ in range(20_000):
+            bench.endpoint.leave_gone()
+        bench.tokens(sequence, [5], first=0)
+        await until(bench.aborts)
+        client.send(Status())
+        await until(lambda: "refused a message" in caplog.text)
+        while not await client.is_silent():
+            pass
+        client.send(Status())
+        return [await client.receive() for _ in range(2)]
+
+    assert [type(message) for message in bench(use)] == [Hello, Reset]
+
+
 def test_a_client_that_is_gone_is_noticed_when_it_is_spoken_to(bench):
     async def use(bench):
         client = bench.client()
