@@ -14,9 +14,10 @@ from worker.attention.choice import AttentionChoice, build_attention, choose_att
 from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
 from worker.cuda_graphs import graph_buckets
-from worker.cuda_memory import cuda_num_blocks, graph_reserve, measure_worst_step
+from worker.cuda_memory import measure_worst_step
 from worker.kv_cache import KVCache, KVCacheShape, available_memory_bytes, cpu_num_blocks
 from worker.layers.linear import fewest_rows
+from worker.memory_plan import MemoryPlan, graph_reserve
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
@@ -218,7 +219,7 @@ def _num_blocks(
         return cpu_num_blocks(block_bytes, tp=config.tp, available_bytes=available_memory_bytes())
     slots = _slots(config, device)
     scratch = KVCache(shape, 0, dtype=dtype, device=device, layout=choice.layout)
-    memory = measure_worst_step(
+    measured = measure_worst_step(
         model,
         build_attention(choice.name, scratch, heads.query.size),
         scratch,
@@ -228,16 +229,22 @@ def _num_blocks(
         max_model_len=config.max_model_len or model_config.max_position_embeddings,
     )
     has_graphs = choice.is_graphable and not config.enforce_eager
-    reserve = graph_reserve(
-        len(graph_buckets(slots)) if has_graphs else 0, slots, model_config.vocab_size, dtype
-    )
-    num_blocks = cuda_num_blocks(
-        memory,
+    plan = MemoryPlan(
+        total=measured.total,
         utilization=config.gpu_memory_utilization,
-        graph_reserve=reserve,
+        weights=measured.weights,
+        workspace=measured.workspace,
+        other=measured.other,
+        graphs=graph_reserve(
+            len(graph_buckets(slots)) if has_graphs else 0,
+            slots,
+            model_config.vocab_size,
+            dtype.itemsize,
+        ),
         block_bytes=block_bytes,
     )
     log.info(
-        "memory total=%d used_at_peak=%d graphs=%d", memory.total, memory.used_at_peak, reserve
+        "memory total=%d weights=%d workspace=%d graphs=%d other=%d",
+        *(plan.total, plan.weights, plan.workspace, plan.graphs, plan.other),
     )
-    return num_blocks
+    return plan.num_blocks

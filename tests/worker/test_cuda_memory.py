@@ -1,41 +1,9 @@
-import pytest
 import torch
 
-from protocol.errors import ConfigError
-from worker.cuda_memory import (
-    GRAPH_BYTES,
-    GRAPH_POOL_BYTES,
-    GpuMemory,
-    cuda_num_blocks,
-    graph_reserve,
-    worst_batch,
-    worst_sampled,
-)
+from worker.cuda_memory import worst_batch, worst_sampled
 from worker.kv_cache import KVCache, KVCacheShape
 
 CPU = torch.device("cpu")
-GIB = 1 << 30
-
-
-def test_blocks_take_what_is_left():
-    memory = GpuMemory(total=100 * GIB, used_at_peak=20 * GIB)
-    blocks = cuda_num_blocks(memory, utilization=0.5, graph_reserve=GIB, block_bytes=GIB // 2)
-    assert blocks == 2 * (50 - 20 - 1)
-
-
-def test_nothing_left():
-    memory = GpuMemory(total=100 * GIB, used_at_peak=50 * GIB)
-    with pytest.raises(
-        ConfigError, match=r"of 100\.00 GiB .* 0\.5 allows 50\.00 GiB, .*50\.00 GiB"
-    ):
-        cuda_num_blocks(memory, utilization=0.5, graph_reserve=0, block_bytes=1)
-
-
-def test_graph_reserve():
-    assert graph_reserve(0, 256, 1000, torch.bfloat16) == 0
-    assert graph_reserve(3, 256, 1000, torch.bfloat16) == (
-        GRAPH_POOL_BYTES + 3 * GRAPH_BYTES + 256 * 1000 * 2
-    )
 
 
 def test_worst_batch_fills_the_budget_from_the_pad_block():
