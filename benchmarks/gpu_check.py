@@ -4,9 +4,9 @@
 
 - attention: every back end on random paged batches against attention written out in float32
 - draw: the sampling kernel against torch's sampler
-- tokens: the whole runner in bfloat16 against transformers in float32 over 20 prompts of 64 tokens,
+- tokens: the whole runner in bfloat16 against transformers in float32 over 50 prompts of 64 tokens,
   with CUDA graphs and without; a token may differ only where the reference itself finds it at most
-  0.25 less likely (logits)
+  0.25 less likely (logits). Beside it how far transformers gets in bfloat16
 - graphs: a replayed decode step against the same step run eagerly, bit for bit
 
 Without --model the tokens are a random Llama's, of SmolLM2-135M's sizes.
@@ -21,13 +21,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks.attention_cases import TOLERANCES, Shape, largest_error, random_case
-from benchmarks.teacher_forcing import Reference, compare, make_references
+from benchmarks.teacher_forcing import Reference, compare, compare_model, make_references
 from protocol.lifecycle import ProcessConfig
 from protocol.messages import SamplingParams
 from worker.attention.choice import AttentionChoice, build_attention
@@ -45,8 +45,11 @@ from worker.sampler import sample
 from worker.sampling_slots import SamplingSlots
 from worker.slot_sampler import FAILED
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 ALLOWED_GAP = 0.25
-NUM_PROMPTS, NUM_TOKENS = 20, 64
+NUM_PROMPTS, NUM_TOKENS = 50, 64
 SHAPES = (
     (16, 8, 128),  # Qwen3-0.6B
     (32, 8, 128),  # Qwen3-8B
@@ -142,8 +145,8 @@ def check_tokens(
         dtype=dtype,
         attention=name,
         max_model_len=1024,
-        max_num_seqs=24,
-        num_blocks=24 * (64 if name == "torch" else 16),
+        max_num_seqs=NUM_PROMPTS,
+        num_blocks=NUM_PROMPTS * (64 if name == "torch" else 16),
         enforce_eager=eager,
     )
     found = compare(build_model_runner(config), references, max_chunk=200)
@@ -275,23 +278,38 @@ def model_path(given: str) -> Iterator[Path]:
         yield Path(directory)
 
 
-def references_of(model: Path, device: torch.device) -> list[Reference]:
-    """Return what transformers makes of 20 prompts, in float32."""
+def load_reference(model: Path, device: torch.device, dtype: torch.dtype) -> "PreTrainedModel":
+    """Return transformers' model."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - takes seconds
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if is_gguf(model):
             loaded = AutoModelForCausalLM.from_pretrained(
-                model.parent, gguf_file=model.name, dtype=torch.float32
+                model.parent, gguf_file=model.name, dtype=dtype
             )
         else:
-            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    return loaded.to(device).eval()
+
+
+def references_of(model: Path, device: torch.device) -> list[Reference]:
+    """Return what transformers makes of the prompts, in float32."""
+    loaded = load_reference(model, device, torch.float32)
     return make_references(
-        loaded.to(device).eval(),
+        loaded,
         vocab_size=loaded.config.vocab_size,
         num_prompts=NUM_PROMPTS,
         num_tokens=NUM_TOKENS,
+    )
+
+
+def check_reference(model: Path, device: torch.device, references: Sequence[Reference]) -> Outcome:
+    """Say how far transformers itself gets in bfloat16. Never wrong: it is there to compare with."""
+    found = compare_model(load_reference(model, device, torch.bfloat16), references)
+    return Outcome(
+        True,
+        f"{found.differing} of {found.positions} tokens differ, worst gap {found.worst_gap:.3f}",
     )
 
 
@@ -324,6 +342,7 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
             return Outcome(True, f"{len(references)} prompts in float32")
 
         table.add("reference", load)
+        table.add("tokens transformers bfloat16", lambda: check_reference(path, device, references))
         for name in back_ends:
             if name != "torch":
                 for has_filters in (False, True):

@@ -46,6 +46,8 @@ class Driver:
         self._step_id = 0
         self._under_way: deque[LaunchedStep] = deque()
         self._used: set[int] = set()
+        self.launch_s = 0.0
+        """What launches have taken of the host's time."""
 
     def step(
         self,
@@ -66,7 +68,9 @@ class Driver:
         )
         if len(self._under_way) == 2:
             self.collect()
+        started = time.perf_counter()
         self._under_way.append(self._runner.launch(plan))
+        self.launch_s += time.perf_counter() - started
 
     def collect(self) -> StepOutput:
         """Wait for the oldest step under way."""
@@ -157,10 +161,12 @@ def report(
     """Time steps, profile a few, and print both."""
     step()
     driver.finish()
+    driver.launch_s = 0.0
     started = time.perf_counter()
     for _ in range(num_steps):
         step()
     driver.finish()
+    ms_launch = 1000 * driver.launch_s / num_steps
     ms_step = 1000 * (time.perf_counter() - started) / num_steps
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for _ in range(PROFILED_STEPS):
@@ -180,10 +186,16 @@ def report(
     kernels = [
         event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
     ]
-    print_kernels(name, what, ms_step, kernels)
+    row = {
+        "model": name,
+        "work": what,
+        "ms_per_step": round(ms_step, 4),
+        "launch_ms_per_step": round(ms_launch, 4),
+    }
+    print_kernels(row, kernels)
 
 
-def print_kernels(name: str, what: str, ms_step: float, kernels: list[dict[str, object]]) -> None:
+def print_kernels(row: dict[str, object], kernels: list[dict[str, object]]) -> None:
     """Print how long each kernel runs in a step, and how long none does."""
     spans = sorted((float(str(k["ts"])), float(str(k["dur"])), str(k["name"])) for k in kernels)
     first, last = spans[0][0], max(start + duration for start, duration, _ in spans)
@@ -194,10 +206,7 @@ def print_kernels(name: str, what: str, ms_step: float, kernels: list[dict[str, 
     totals: dict[str, list[float]] = {}
     for _, duration, kernel in spans:
         totals.setdefault(kernel, []).append(duration)
-    row = {
-        "model": name,
-        "work": what,
-        "ms_per_step": round(ms_step, 4),
+    row |= {
         "profiled_ms_per_step": round((last - first) / 1000 / PROFILED_STEPS, 4),
         "busy_ms_per_step": round(busy / 1000 / PROFILED_STEPS, 4),
         "kernels_per_step": len(spans) / PROFILED_STEPS,
