@@ -305,7 +305,7 @@ def references_of(model: Path, device: torch.device) -> list[Reference]:
 
 
 def check_reference(model: Path, device: torch.device, references: Sequence[Reference]) -> Outcome:
-    """Say how far transformers itself gets in bfloat16. Never wrong: it is there to compare with."""
+    """Say how far transformers itself gets in bfloat16. Never wrong: it is to compare with."""
     found = compare_model(load_reference(model, device, torch.bfloat16), references)
     return Outcome(
         True,

@@ -130,9 +130,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.slow
 def test_greedy_tokens_are_transformers(tiny):
     path, model = tiny
-    references = make_references(model, vocab_size=131, num_prompts=4, num_tokens=5)
+    references = make_references(model, vocab_size=131, num_prompts=5, num_tokens=5)
     found = compare(make_runner(path, with_graphs=True), references, max_chunk=150)
-    assert (found.positions, found.differing) == (20, 0)
+    assert (found.positions, found.differing) == (25, 0)
 
 
 PARAMS = {
