@@ -6,7 +6,7 @@ from worker.attention.choice import AttentionChoice, choose_attention
 from worker.kv_cache import KVLayout
 
 HOPPER, AMPERE, TURING, BLACKWELL = (9, 0), (8, 0), (7, 5), (10, 0)
-BOTH = ("flash_attn", "flash_attn_interface")
+ALL = ("flash_attn", "flash_attn_interface", "triton")
 
 
 def choose(
@@ -15,7 +15,7 @@ def choose(
     capability: tuple[int, int] | None = HOPPER,
     dtype: torch.dtype = torch.bfloat16,
     head_dim: int = 128,
-    installed: tuple[str, ...] = BOTH,
+    installed: tuple[str, ...] = ALL,
 ) -> AttentionChoice:
     return choose_attention(
         requested,
@@ -32,14 +32,16 @@ def choose(
         ({}, "fa3"),
         ({"dtype": torch.float16}, "fa3"),
         ({"installed": ("flash_attn",)}, "flash-attn"),
+        ({"installed": ("triton",)}, "triton"),
         ({"installed": ()}, "torch"),
         ({"capability": AMPERE}, "flash-attn"),
         ({"capability": BLACKWELL}, "flash-attn"),
         ({"capability": TURING}, "torch"),
+        ({"capability": TURING, "dtype": torch.float16}, "triton"),
         ({"capability": None}, "torch"),
         ({"dtype": torch.float32}, "torch"),
         ({"head_dim": 80}, "fa3"),
-        ({"head_dim": 100}, "torch"),
+        ({"head_dim": 100}, "triton"),
         ({"head_dim": 320}, "torch"),
     ],
 )
@@ -52,11 +54,12 @@ def test_auto(facts, name: str):
 
 def test_auto_says_why_not():
     assert choose(capability=AMPERE, installed=()).reason == (
-        "fa3 needs a Hopper GPU (H100, H200): use flash-attn or auto; flash-attn is not installed"
+        "fa3 needs a Hopper GPU (H100, H200): use flash-attn or auto; flash-attn is not installed; "
+        "triton is not installed"
     )
 
 
-@pytest.mark.parametrize("name", ["fa3", "flash-attn", "torch"])
+@pytest.mark.parametrize("name", ["fa3", "flash-attn", "triton", "torch"])
 def test_asked_for(name: str):
     assert choose(name).name == name
 
@@ -71,7 +74,10 @@ def test_asked_for(name: str):
         ("flash-attn", {"capability": TURING}, "Ampere"),
         ("fa3", {"dtype": torch.float32}, "--dtype float16 or bfloat16"),
         ("flash-attn", {"head_dim": 100}, "multiples of 8 up to 256"),
-        ("triton", {}, "not supported yet: use auto, flash-attn, fa3 or torch"),
+        ("triton", {"capability": None}, "needs CUDA: use torch or auto"),
+        ("triton", {"installed": ()}, "it comes with a torch built for CUDA"),
+        ("triton", {"capability": TURING}, "bfloat16 only since Ampere"),
+        ("triton", {"head_dim": 320}, "cannot do heads of 320, only up to 256"),
     ],
 )
 def test_refused(requested: str, facts, sentence: str):
@@ -79,11 +85,17 @@ def test_refused(requested: str, facts, sentence: str):
         choose(requested, **facts)
 
 
+def test_ours_computes_in_float32_when_asked():
+    assert choose("triton", dtype=torch.float32).name == "triton"
+
+
 def test_block_sizes():
-    defaults = {"fa3": 64, "flash-attn": 256, "torch": 16}
+    defaults = {"fa3": 64, "flash-attn": 256, "triton": 64, "torch": 16}
     for name, size in defaults.items():
         assert AttentionChoice(name=name, reason="").block_size(None) == size
     assert choose("fa3").block_size(7) == 7
     assert choose("flash-attn").block_size(512) == 512
     with pytest.raises(ConfigError, match=r"--block-size 64 .* a multiple of 256"):
         choose("flash-attn").block_size(64)
+    with pytest.raises(ConfigError, match=r"--block-size 24 .* a multiple of 16"):
+        choose("triton").block_size(24)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from protocol.errors import ConfigError
+from worker.attention.by_rows import KernelsByRows
 from worker.attention.paged import KVWriter, PagedAttention, PagedKernels, write_by_torch
 from worker.attention.torch_attention import TorchAttention
 from worker.kv_cache import KVCache, KVLayout
@@ -25,8 +26,8 @@ class Library:
     """A library of paged attention."""
 
     module: str
-    extra: str
-    """What of this package's extras installs it."""
+    remedy: str
+    """How to get it where it is missing."""
     block_multiple: int
     """Block sizes are multiples of this."""
     default_block_size: int
@@ -34,13 +35,28 @@ class Library:
 
 LIBRARIES: Mapping[str, Library] = {
     "flash-attn": Library(
-        module="flash_attn", extra="cuda", block_multiple=256, default_block_size=256
+        module="flash_attn",
+        remedy="install it with `pip install .[cuda]`",
+        block_multiple=256,
+        default_block_size=256,
     ),
     "fa3": Library(
-        module="flash_attn_interface", extra="hopper", block_multiple=1, default_block_size=64
+        module="flash_attn_interface",
+        remedy="install it with `pip install .[hopper]`",
+        block_multiple=1,
+        default_block_size=64,
+    ),
+    "triton": Library(
+        module="triton",
+        remedy="it comes with a torch built for CUDA",
+        block_multiple=16,
+        default_block_size=64,
     ),
 }
 TORCH_BLOCK_SIZE = 16
+MOST_ROWS_OF_OUR_DECODE: Mapping[str, int] = {"flash-attn": 0, "fa3": 0}
+"""Up to how many decode rows our own kernel replaces a library's: where it is faster, as measured
+by `python -m benchmarks.attention_speed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,22 +112,19 @@ def choose_attention(
     """
     if requested == "torch":
         return AttentionChoice(name="torch", reason="asked for")
-    if requested == "triton":
-        raise ConfigError(
-            "--attention triton is not supported yet: use auto, flash-attn, fa3 or torch."
-        )
     if requested != "auto":
         library = LIBRARIES[requested]
         if obstacle := _obstacle(requested, capability, dtype, head_dim):
             raise ConfigError(f"--attention {requested} {obstacle}.")
         if not installed(library.module):
             raise ConfigError(
-                f"--attention {requested} needs the module {library.module}: install it with "
-                f"`pip install .[{library.extra}]`."
+                f"--attention {requested} needs the module {library.module}: {library.remedy}."
             )
         return AttentionChoice(name=requested, reason="asked for")
     obstacles = []
-    for name in ("fa3", "flash-attn"):
+    # Ours computes in float32 too, but there torch is the reference and nobody asks for speed.
+    order = ("fa3", "flash-attn", "triton") if dtype in _HALF_DTYPES else ("fa3", "flash-attn")
+    for name in order:
         obstacle = _obstacle(name, capability, dtype, head_dim)
         if obstacle is None and installed(LIBRARIES[name].module):
             return AttentionChoice(name=name, reason="the fastest that works here")
@@ -128,6 +141,8 @@ def _obstacle(
     """Return why a library does not work here, to follow its name, or None if it does."""
     if capability is None:
         return "needs CUDA: use torch or auto"
+    if name == "triton":
+        return _obstacle_to_ours(capability, dtype, head_dim)
     if dtype not in _HALF_DTYPES:
         return "computes in half precision: use --dtype float16 or bfloat16, or --attention torch"
     if head_dim % 8 or head_dim > MAX_PAGED_HEAD_DIM:
@@ -139,6 +154,14 @@ def _obstacle(
         return "needs a Hopper GPU (H100, H200): use flash-attn or auto"
     if name == "flash-attn" and capability < (8, 0):
         return "needs a GPU since Ampere (A100): use torch or auto"
+    return None
+
+
+def _obstacle_to_ours(capability: tuple[int, int], dtype: torch.dtype, head_dim: int) -> str | None:
+    if dtype == torch.bfloat16 and capability < (8, 0):
+        return "computes in bfloat16 only since Ampere (A100): use --dtype float16"
+    if head_dim > MAX_PAGED_HEAD_DIM:
+        return f"cannot do heads of {head_dim}, only up to {MAX_PAGED_HEAD_DIM}: use torch"
     return None
 
 
@@ -159,12 +182,33 @@ def _writer(cache: KVCache) -> KVWriter:
 
 
 def _kernels(name: str, cache: KVCache, num_heads: int) -> PagedKernels:
-    # Imported here because each takes seconds, and few machines have both.
+    kernels = _library_kernels(name, cache, num_heads)
+    most_few = MOST_ROWS_OF_OUR_DECODE.get(name, 0)
+    if not most_few or cache.shape.block_size % LIBRARIES["triton"].block_multiple:
+        return kernels
+    few = _library_kernels("triton", cache, num_heads)
+    return KernelsByRows(few, kernels, most_few=most_few)
+
+
+def _library_kernels(name: str, cache: KVCache, num_heads: int) -> PagedKernels:
+    shape, dtype = cache.shape, cache.data.dtype
+    num_processors = _num_processors(cache.data.device)
+    # Imported here because each takes seconds, and few machines have all.
     if name == "fa3":
         from worker.attention.fa3 import Fa3Kernels  # noqa: PLC0415
 
-        return Fa3Kernels(cache.shape, num_heads, cache.data.dtype)
+        return Fa3Kernels(shape, num_heads, dtype, num_processors=num_processors)
+    if name == "triton":
+        from worker.attention.triton_paged import TritonKernels  # noqa: PLC0415
+
+        return TritonKernels(shape, num_heads, dtype, num_processors=num_processors)
     assert name == "flash-attn", f"there is no attention back end {name}"
     from worker.attention.flash_attn import FlashAttnKernels  # noqa: PLC0415
 
     return FlashAttnKernels()
+
+
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1  # Triton's interpreter, which runs one program after another
+    return torch.cuda.get_device_properties(device).multi_processor_count

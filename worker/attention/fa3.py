@@ -15,27 +15,37 @@ from flash_attn_interface import (
 from torch import Tensor
 
 from worker.attention.base import DecodeRows
+from worker.attention.fa3_splits import chunk_splits, decode_splits
 from worker.attention.paged import DecodeKernel
 from worker.batch import ChunkBatch
 from worker.kv_cache import KVCacheShape
+
+_PACKS_GROUP = True
+"""Whether the query heads of a KV head are one tile in decode rows: they read the same keys."""
 
 
 class Fa3Kernels:
     """`PagedKernels` of FlashAttention 3."""
 
-    def __init__(self, shape: KVCacheShape, num_heads: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: KVCacheShape, num_heads: int, dtype: torch.dtype, *, num_processors: int
+    ) -> None:
         self._shape = shape
         self._num_heads = num_heads
         self._dtype = dtype
+        self._num_processors = num_processors
 
     def start_decode(self, rows: DecodeRows) -> DecodeKernel:
         """Plan the step's decode calls, on the device."""
         num_rows, width = rows.block_tables.shape
+        capacity = width * self._shape.block_size
+        num_splits = decode_splits(
+            num_rows, self._shape.num_kv_heads, capacity, self._num_processors
+        )
         plan: Tensor = get_scheduler_metadata(
             batch_size=num_rows,
             max_seqlen_q=1,
-            # What the call itself derives from the table; the two must agree on splits.
-            max_seqlen_k=width * self._shape.block_size,
+            max_seqlen_k=capacity,  # as the call itself derives it from the table
             num_heads_q=self._num_heads,
             num_heads_kv=self._shape.num_kv_heads,
             headdim=self._shape.head_dim,
@@ -43,8 +53,15 @@ class Fa3Kernels:
             qkv_dtype=self._dtype,
             page_size=self._shape.block_size,
             causal=False,
+            num_splits=num_splits,
+            pack_gqa=_PACKS_GROUP,
         )
-        return _Decode(lengths=rows.lengths, block_tables=rows.block_tables, plan=plan)
+        return _Decode(
+            lengths=rows.lengths,
+            block_tables=rows.block_tables,
+            plan=plan,
+            num_splits=num_splits,
+        )
 
     def attend_fresh(
         self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
@@ -66,6 +83,16 @@ class Fa3Kernels:
         self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
     ) -> Tensor:
         """Attend to chunks over the layer's cache. query [rows, heads, head_dim] -> the same"""
+        num_chunks, width = chunks.block_tables.shape
+        num_kv_heads, block_size = self._shape.num_kv_heads, self._shape.block_size
+        num_splits = chunk_splits(
+            len(query),
+            num_chunks,
+            self._num_heads // num_kv_heads,
+            num_kv_heads,
+            width * block_size,
+            self._num_processors,
+        )
         output: Tensor = flash_attn_with_kvcache(
             query,
             keys,
@@ -75,6 +102,7 @@ class Fa3Kernels:
             cu_seqlens_q=chunks.query_starts,
             max_seqlen_q=chunks.max_count,
             causal=True,
+            num_splits=num_splits,
         )
         return output
 
@@ -84,6 +112,8 @@ class _Decode:
     lengths: Tensor
     block_tables: Tensor
     plan: Tensor
+    num_splits: int
+    """Those of the plan."""
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         output: Tensor = flash_attn_with_kvcache(
@@ -94,5 +124,7 @@ class _Decode:
             page_table=self.block_tables,
             causal=False,  # its one query is the last token, which sees all
             scheduler_metadata=self.plan,
+            num_splits=self.num_splits,
+            pack_gqa=_PACKS_GROUP,
         )
         return output

@@ -1,0 +1,91 @@
+import pytest
+import torch
+
+from benchmarks.attention_cases import plain_attention
+
+pytest.importorskip("triton")
+
+from worker.kernels.prefill_attention import (
+    PrefillTuning,
+    attend_chunks,
+    attend_paged_chunks,
+    choose_tuning,
+)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TUNING = PrefillTuning(queries=32, keys=16, warps=4, stages=2)
+COUNTS = (1, 32, 45)
+STARTS = (40, 0, 17)
+
+
+def chunk_starts() -> torch.Tensor:
+    return torch.tensor([0, *COUNTS], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(DEVICE)
+
+
+def random(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(sizes))
+    return torch.randn(sizes, generator=generator).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype"), [((4, 2, 80), torch.float32), ((2, 2, 16), torch.float16)]
+)
+def test_fresh_chunks(heads, dtype):
+    num_heads, num_kv_heads, head_dim = heads
+    query = random(sum(COUNTS), num_heads, head_dim, dtype=dtype)
+    key_value = random(sum(COUNTS), 2, num_kv_heads, head_dim, dtype=dtype)
+    keys, values = key_value.unbind(1)
+    output = attend_chunks(
+        query, keys, values, chunk_starts(), max_count=max(COUNTS), tuning=TUNING
+    )
+    expected = torch.cat(
+        [
+            plain_attention(q, c, 0, torch.float64)
+            for q, c in zip(query.split(COUNTS), key_value.split(COUNTS), strict=True)
+        ]
+    )
+    error = float((output.flatten(1) - expected).abs().max())
+    assert error < (2e-3 if dtype == torch.float16 else 2e-6)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 24, 64])
+def test_chunks_after_a_prefix(block_size):
+    num_heads, num_kv_heads, head_dim, dtype = 3, 1, 32, torch.float32
+    lengths = [start + count for start, count in zip(STARTS, COUNTS, strict=True)]
+    width = -(-max(lengths) // block_size)
+    num_blocks = width * len(COUNTS)
+    tables = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
+    tables = tables.view(-1, width).to(DEVICE, torch.int32)
+    cache = torch.full((2, num_blocks, block_size, num_kv_heads, head_dim), torch.nan).to(DEVICE)
+    contents = []
+    for table, length in zip(tables, lengths, strict=True):
+        tokens = random(length, 2, num_kv_heads, head_dim, dtype=dtype)
+        positions = torch.arange(length, device=DEVICE)
+        blocks = table[positions // block_size].long()
+        cache[:, blocks, positions % block_size] = tokens.transpose(0, 1)
+        contents.append(tokens)
+    query = random(sum(COUNTS), num_heads, head_dim, dtype=dtype)
+    output = attend_paged_chunks(
+        query,
+        cache[0],
+        cache[1],
+        chunk_starts(),
+        torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
+        tables,
+        max_count=max(COUNTS),
+        tuning=TUNING,
+    )
+    expected = torch.cat(
+        [
+            plain_attention(q, c, start, torch.float64)
+            for q, c, start in zip(query.split(COUNTS), contents, STARTS, strict=True)
+        ]
+    )
+    assert float((output.flatten(1) - expected).abs().max()) < 2e-6
+
+
+def test_default_tuning():
+    half = PrefillTuning(queries=128, keys=64, warps=8, stages=3)
+    assert choose_tuning(128, torch.bfloat16) == choose_tuning(64, torch.float16) == half
+    assert choose_tuning(256, torch.bfloat16).queries == 64
+    assert choose_tuning(256, torch.float32).keys == 16

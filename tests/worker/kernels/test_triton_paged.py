@@ -1,0 +1,23 @@
+import pytest
+import torch
+
+from benchmarks.attention_cases import Shape, largest_errors, random_case
+
+pytest.importorskip("triton")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=16, block_size=16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("num_decode", "num_chunks"), [(3, 3), (0, 1)])
+def test_decode_rows_and_chunks(num_decode: int, num_chunks: int, dtype: torch.dtype):
+    case = random_case(SHAPE, num_decode=num_decode, num_chunks=num_chunks, max_len=90, seed=1)
+    errors = largest_errors(case, "triton", dtype=dtype, device=DEVICE)
+    assert errors.is_within, errors
+
+
+def test_rows_of_a_graph():
+    case = random_case(SHAPE, num_decode=5, num_chunks=0, max_len=150, seed=2)
+    errors = largest_errors(case, "triton", dtype=torch.float16, device=DEVICE, as_graph=True)
+    assert errors.is_within, errors

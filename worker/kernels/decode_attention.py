@@ -1,0 +1,401 @@
+"""Attention of one query a row over the paged KV cache, fast where rows are few.
+
+A row's tokens are split among programs, so that a GPU is full however few the rows. All query heads
+that share a KV head are one tile of a product, so that the cache is read once:
+
+    [kv_heads, rows, splits] programs ─► partial outputs, logarithms of weights' sums ─► output
+
+The last program of a row and KV head to finish adds its partial outputs up, which saves a launch;
+`combines_at_once` off, a second kernel does. A row of few tokens has one split, which writes the
+output itself. How a row is split depends on its length and on the shape of the step alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = 1.4426950408889634
+_MIN_GROUP_ROWS = 16
+"""Rows of the smallest product a tensor core does."""
+_MAX_COMBINED = 32
+"""Splits added up at a time."""
+_BYTES_IN_FLIGHT = 64 << 10
+"""Shared memory that tiles may take by default: a processor has 99 KiB or more since Ampere, and on
+Hopper three programs then share one."""
+_PROGRAMS_PER_PROCESSOR = 4
+_MIN_SPLITS = 8
+"""Splits a row may have however many rows there are: one may be far longer than the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTuning:
+    """How the kernel goes about it; every legal value gives the same result up to rounding."""
+
+    tile: int
+    """Tokens read at a time, a power of two from 16 on."""
+    warps: int
+    stages: int
+    """One more than the tiles in shared memory, the one computed included."""
+    split_length: int
+    """Tokens of a split, a multiple of the tile; more in rows that would have too many splits."""
+    combines_at_once: bool = True
+    """Whether the last program of a row adds up its splits, rather than a second kernel."""
+
+
+def choose_tuning(
+    rows: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.bfloat16
+) -> DecodeTuning:
+    """Return the default for a step's shape.
+
+    Few programs are made many by short splits, for time is then latency; many are left with splits
+    long enough for tiles to be under way all the time.
+    """
+    programs = rows * num_kv_heads
+    if programs <= 16:
+        tile, split_length = 32, 32
+    elif programs <= 64:
+        tile, split_length = 32, 64
+    elif programs <= 256:
+        tile, split_length = 32, 256
+    else:
+        tile, split_length = 64, 512
+    tile_bytes = 2 * tile * triton.next_power_of_2(head_dim) * dtype.itemsize
+    while tile > 16 and 2 * tile_bytes > _BYTES_IN_FLIGHT:
+        tile, tile_bytes = tile // 2, tile_bytes // 2
+    stages = 1 + min(4, _BYTES_IN_FLIGHT // tile_bytes)
+    return DecodeTuning(tile=tile, warps=4, stages=stages, split_length=split_length)
+
+
+def choose_num_splits(
+    rows: int, num_kv_heads: int, capacity: int, num_processors: int, split_length: int
+) -> int:
+    """Return how many splits a row may have at most, in a step whose tables hold `capacity` tokens.
+
+    As many as the tables have room for, but no more than fill the GPU.
+    """
+    filling = -(-_PROGRAMS_PER_PROCESSOR * num_processors // (rows * num_kv_heads))
+    return max(1, min(-(-capacity // split_length), max(_MIN_SPLITS, filling)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitDecode:
+    """The kernel, set up for the rows of one step; its layers must run one after another."""
+
+    lengths: Tensor
+    """[rows] int32, tokens each row attends to; a row of none comes out as zeros."""
+    block_tables: Tensor
+    """[rows, blocks] int32"""
+    tuning: DecodeTuning
+    num_splits: int
+    partials: Tensor
+    """[rows, heads, splits, head_dim] float32, scratch"""
+    logs: Tensor
+    """[rows, heads, splits] float32, scratch"""
+    arrivals: Tensor
+    """[rows, kv_heads] int32, programs that have finished; zero before and after each call."""
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend in one layer. query [rows, 1, heads, head_dim] -> the same
+
+        Keys and values are [blocks, block_size, kv_heads, head_dim], of the same strides.
+        """
+        rows, _, num_heads, head_dim = query.shape
+        block_size, num_kv_heads = keys.shape[1:3]
+        width = self.block_tables.shape[1]
+        assert keys.stride() == values.stride(), "keys and values lie alike"
+        assert keys.stride(3) == query.stride(3) == 1, "a head's numbers lie together"
+        assert self.block_tables.stride(1) == self.lengths.stride(0) == 1, "tables have no gaps"
+        tuning, group = self.tuning, num_heads // num_kv_heads
+        output = torch.empty((rows, 1, num_heads, head_dim), dtype=query.dtype, device=query.device)
+        sizes = {
+            "HEAD_DIM": head_dim,
+            "DIMS": max(16, triton.next_power_of_2(head_dim)),
+            "TILE": tuning.tile,
+            "SPLIT_LENGTH": tuning.split_length,
+            "GROWS": self.num_splits * tuning.split_length < width * block_size,
+            "COMBINED": min(_MAX_COMBINED, triton.next_power_of_2(self.num_splits)),
+        }
+        _attend_split[(num_kv_heads, rows, self.num_splits)](
+            query,
+            keys,
+            values,
+            self.block_tables,
+            self.lengths,
+            output,
+            self.partials,
+            self.logs,
+            self.arrivals,
+            query.stride(0),
+            query.stride(2),
+            *keys.stride()[:3],
+            self.block_tables.stride(0),
+            width,
+            self.num_splits,
+            head_dim**-0.5 * LOG2_E,
+            BLOCK_SIZE=block_size,
+            GROUP=group,
+            GROUP_ROWS=max(_MIN_GROUP_ROWS, triton.next_power_of_2(group)),
+            COMBINES=tuning.combines_at_once,
+            STAGES=tuning.stages,
+            num_warps=tuning.warps,
+            **sizes,
+        )
+        if self.num_splits > 1 and not tuning.combines_at_once:
+            _combine_splits[(num_heads, rows)](
+                self.lengths, output, self.partials, self.logs, self.num_splits, **sizes
+            )
+        return output
+
+
+def start_split_decode(
+    lengths: Tensor,
+    block_tables: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    num_processors: int,
+    tuning: DecodeTuning,
+) -> SplitDecode:
+    """Set the kernel up for a step's rows. All of it may be captured in a graph."""
+    rows, width = block_tables.shape
+    assert tuning.split_length % tuning.tile == 0, "a split is whole tiles"
+    num_splits = choose_num_splits(
+        rows, num_kv_heads, width * block_size, num_processors, tuning.split_length
+    )
+    device = lengths.device
+    logs = torch.empty((rows, num_heads, num_splits), dtype=torch.float32, device=device)
+    return SplitDecode(
+        lengths=lengths,
+        block_tables=block_tables,
+        tuning=tuning,
+        num_splits=num_splits,
+        partials=torch.empty((*logs.shape, head_dim), dtype=torch.float32, device=device),
+        logs=logs,
+        arrivals=torch.zeros((rows, num_kv_heads), dtype=torch.int32, device=device),
+    )
+
+
+@triton.jit(do_not_specialize=["table_width", "num_splits"])
+def _attend_split(
+    query,
+    keys,
+    values,
+    block_tables,
+    lengths,
+    output,
+    partials,
+    logs,
+    arrivals,
+    query_row_stride,
+    query_head_stride,
+    block_stride,
+    token_stride,
+    head_stride,
+    table_stride,
+    table_width,
+    num_splits,
+    score_scale,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT_LENGTH: tl.constexpr,
+    GROWS: tl.constexpr,
+    COMBINES: tl.constexpr,
+    COMBINED: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Attend to one split of one row by the query heads of one KV head."""
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1)
+    split = tl.program_id(2)
+    num_kv_heads = tl.num_programs(0)
+    length = tl.load(lengths + row)
+    split_length = _split_length(length, num_splits, TILE, SPLIT_LENGTH, GROWS)
+    first = split * split_length
+    # One tile ahead of what it is for, here as in the loop: keys wait for it, not it for them.
+    table = block_tables + row.to(tl.int64) * table_stride
+    blocks = load_blocks(table, first, table_width, BLOCK_SIZE, TILE)
+    if (first >= length) & (split > 0):
+        return
+    last = tl.minimum(first + split_length, length)
+
+    members = tl.arange(0, GROUP_ROWS)
+    dims = tl.arange(0, DIMS)
+    is_dim = dims < HEAD_DIM
+    is_part = (members < GROUP)[:, None] & is_dim[None, :]
+    head_at = kv_head * GROUP + members
+    query_at = row.to(tl.int64) * query_row_stride + head_at * query_head_stride
+    queries = tl.load(query + query_at[:, None] + dims[None, :], mask=is_part, other=0.0)
+    keys += kv_head * head_stride
+    values += kv_head * head_stride
+
+    largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_ROWS], tl.float32)
+    attended = tl.zeros([GROUP_ROWS, DIMS], tl.float32)
+    for start in tl.range(first, last, TILE, num_stages=STAGES):
+        tokens = start + tl.arange(0, TILE)
+        is_held = tokens < last
+        cache_at = blocks.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * token_stride
+        blocks = load_blocks(table, start + TILE, table_width, BLOCK_SIZE, TILE)
+        # What lies past the row's end may be NaN, and 0 · NaN is NaN: it must not be loaded.
+        key = tl.load(
+            keys + cache_at[None, :] + dims[:, None],
+            mask=is_held[None, :] & is_dim[:, None],
+            other=0.0,
+        )
+        value = tl.load(
+            values + cache_at[:, None] + dims[None, :],
+            mask=is_held[:, None] & is_dim[None, :],
+            other=0.0,
+        )
+        scores = tl.dot(queries, key, input_precision="ieee") * score_scale
+        scores = tl.where(is_held[None, :], scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_largest[:, None])
+        decay = tl.exp2(largest - new_largest)
+        total = total * decay + tl.sum(weights, axis=1)
+        attended = tl.dot(
+            weights.to(value.dtype), value, attended * decay[:, None], input_precision="ieee"
+        )
+        largest = new_largest
+
+    attended = attended / tl.where(length > 0, total, 1.0)[:, None]
+    row_heads = row.to(tl.int64) * (num_kv_heads * GROUP)
+    if length <= split_length:
+        out_at = (row_heads + head_at) * HEAD_DIM
+        tl.store(
+            output + out_at[:, None] + dims[None, :],
+            attended.to(output.dtype.element_ty),
+            mask=is_part,
+        )
+    else:
+        split_at = (row_heads + head_at) * num_splits + split
+        tl.store(partials + split_at[:, None] * HEAD_DIM + dims[None, :], attended, mask=is_part)
+        tl.store(logs + split_at, largest + tl.log2(total), mask=members < GROUP)
+        if COMBINES:
+            num_held = tl.cdiv(length, split_length)
+            # All threads' stores come before the one thread's atomic, which publishes them.
+            tl.debug_barrier()
+            arrival = arrivals + row * num_kv_heads + kv_head
+            before = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
+            if before == num_held - 1:
+                tl.store(arrival, 0)
+                for member in tl.static_range(GROUP):
+                    _combine_head(
+                        row_heads + kv_head * GROUP + member,
+                        output,
+                        partials,
+                        logs,
+                        num_held,
+                        num_splits,
+                        HEAD_DIM,
+                        DIMS,
+                        COMBINED,
+                    )
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _combine_splits(
+    lengths,
+    output,
+    partials,
+    logs,
+    num_splits,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT_LENGTH: tl.constexpr,
+    GROWS: tl.constexpr,
+    COMBINED: tl.constexpr,
+):
+    """Add up the splits of one row and query head."""
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    length = tl.load(lengths + row)
+    split_length = _split_length(length, num_splits, TILE, SPLIT_LENGTH, GROWS)
+    if length > split_length:
+        _combine_head(
+            row.to(tl.int64) * tl.num_programs(0) + head,
+            output,
+            partials,
+            logs,
+            tl.cdiv(length, split_length),
+            num_splits,
+            HEAD_DIM,
+            DIMS,
+            COMBINED,
+        )
+
+
+@triton.jit
+def _split_length(
+    length, num_splits, TILE: tl.constexpr, SPLIT_LENGTH: tl.constexpr, GROWS: tl.constexpr
+):
+    """Return the tokens of a row's splits, whole tiles; without `GROWS` it needs no length."""
+    split_length = SPLIT_LENGTH
+    if GROWS:
+        split_length = tl.maximum(SPLIT_LENGTH, tl.cdiv(tl.cdiv(length, num_splits), TILE) * TILE)
+    return split_length
+
+
+@triton.jit
+def load_blocks(table, first, table_width, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Return the block of a tile's tokens, or each token's where tiles may span blocks.
+
+    Past the end of the table they are the last one's, and not to be used.
+    """
+    tokens = first
+    if BLOCK_SIZE % TILE != 0:
+        tokens = first + tl.arange(0, TILE)
+    return tl.load(table + tl.minimum(tokens // BLOCK_SIZE, table_width - 1))
+
+
+@triton.jit
+def _combine_head(
+    row_head,
+    output,
+    partials,
+    logs,
+    num_held,
+    num_splits,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    COMBINED: tl.constexpr,
+):
+    """Add up the splits of one row and query head, weighted by their weights' sums."""
+    dims = tl.arange(0, DIMS)
+    is_dim = dims < HEAD_DIM
+    largest = float("-inf")
+    total = 0.0
+    attended = tl.zeros([DIMS], tl.float32)
+    for first in tl.range(0, num_held, COMBINED):
+        splits = first + tl.arange(0, COMBINED)
+        is_held = splits < num_held
+        split_at = row_head * num_splits + splits
+        # Other processors wrote them: this one's L1 may hold older ones.
+        log = tl.load(logs + split_at, mask=is_held, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(
+            partials + split_at[:, None] * HEAD_DIM + dims[None, :],
+            mask=is_held[:, None] & is_dim[None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_largest = tl.maximum(largest, tl.max(log, axis=0))
+        weights = tl.exp2(log - new_largest)
+        decay = tl.exp2(largest - new_largest)
+        total = total * decay + tl.sum(weights, axis=0)
+        attended = attended * decay + tl.sum(weights[:, None] * part, axis=0)
+        largest = new_largest
+    tl.store(
+        output + row_head * HEAD_DIM + dims,
+        (attended / total).to(output.dtype.element_ty),
+        mask=is_dim,
+    )
