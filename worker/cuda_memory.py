@@ -38,13 +38,15 @@ def measure_worst_step(
 ) -> MeasuredMemory:
     """Run the step that needs most memory, over a pad block alone; return what it used.
 
+    What it used stays with torch, for the steps to come: to get it anew would make the first of
+    them wait for the device.
+
     It computes as many new tokens as a step may have and samples for as many sequences as there may
     be, whose logits ranks gather as for rows with filters.
     """
     device = cache.data.device
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    weights = torch.cuda.memory_allocated(device)
+    weights = torch.cuda.memory_reserved(device)
     with torch.inference_mode():
         batch = worst_batch(
             cache,
@@ -56,10 +58,9 @@ def measure_worst_step(
         sampler.whole_logits(logits)
         sampler.sample(logits, worst_sampled(max_num_seqs, device))
     torch.cuda.synchronize(device)
-    workspace = torch.cuda.max_memory_allocated(device) - weights
+    workspace = torch.cuda.memory_reserved(device) - weights
     free, total = torch.cuda.mem_get_info(device)
     other = total - free - torch.cuda.memory_reserved(device)
-    torch.cuda.empty_cache()
     return MeasuredMemory(total=total, weights=weights, workspace=workspace, other=other)
 
 

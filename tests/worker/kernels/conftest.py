@@ -1,10 +1,6 @@
-"""Where kernels are tried: on a GPU if there is one, else in Triton's interpreter, in numpy.
-
-Triton must know which before it is imported.
-"""
+"""Where kernels are tried: on a GPU if there is one, else in Triton's interpreter, in numpy."""
 
 import importlib.util
-import os
 
 import numpy as np
 import pytest
@@ -13,8 +9,6 @@ import torch
 HAS_GPU = torch.cuda.is_available()
 if importlib.util.find_spec("triton") is None:  # it is made for Linux alone
     collect_ignore_glob = ["test_*.py"]
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture
