@@ -19,6 +19,7 @@ from worker.batch import BatchBuilder, ForwardBatch
 from worker.decode_inputs import DecodeInputs
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 from worker.layers.rotary import Rotation
+from worker.slot_tables import SlotTables
 from worker.step_rows import Chunk, Int32Array, StepRows, int32_view
 
 ALLOWED_RATIO = 2
@@ -247,14 +248,14 @@ def _batch(case: Case, cache: KVCache, tables: Int32Array) -> ForwardBatch:
 def _graph_rows(case: Case, cache: KVCache, tables: Int32Array) -> DecodeRows:
     assert not case.chunks, "graphs have no chunks"
     num_decode = len(case.decode_lengths)
-    inputs = DecodeInputs(
+    state = SlotTables(
         torch.zeros(num_decode + 1, dtype=torch.int64, device=cache.data.device),
-        max_rows=num_decode + 3,
         max_blocks=tables.shape[1],
         block_size=case.shape.block_size,
         pad_block=cache.pad_block,
     )
-    inputs.set_blocks([(slot, 0, table[table >= 0]) for slot, table in enumerate(tables)])
+    inputs = DecodeInputs(state, max_rows=num_decode + 3)
+    state.set_blocks([(slot, 0, table[table >= 0]) for slot, table in enumerate(tables)])
     positions = np.array(case.decode_lengths, dtype=np.int32) - np.int32(1)
     inputs.fill(num_decode + 3, 0, np.arange(num_decode, dtype=np.int32), positions)
     rows = inputs.open(num_decode + 3)

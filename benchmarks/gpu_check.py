@@ -36,8 +36,9 @@ from worker.attention.choice import AttentionChoice, build_attention
 from worker.attention.paged import PagedAttention
 from worker.batch import SampledRows
 from worker.config import WorkerConfig
-from worker.cuda_graphs import DecodeGraphs, Graph
+from worker.decode_graphs import DecodeGraph, DecodeGraphs
 from worker.decode_inputs import DecodeInputs
+from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import is_gguf, read_model_config
 from worker.model_loading import load_model
@@ -46,6 +47,7 @@ from worker.parallel import OneRank
 from worker.sampler import sample
 from worker.sampling_slots import SamplingSlots
 from worker.slot_sampler import FAILED
+from worker.slot_tables import SlotTables
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -206,9 +208,8 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
     assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
     sampling = _sampling(slots + 1, config.vocab_size, device, has_filters=has_filters)
     last_tokens = sampling.last_tokens
-    inputs = DecodeInputs(
+    state = SlotTables(
         last_tokens,
-        max_rows=slots,
         max_blocks=max_blocks,
         block_size=shape.block_size,
         pad_block=cache.pad_block,
@@ -216,17 +217,17 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
     graphs = DecodeGraphs(
         loaded,
         attention,
-        inputs,
+        DecodeInputs(state, max_rows=slots),
         CudaSampler(sampling, config.vocab_size, OneRank()).draw,
+        GraphStore(max_rows=slots, device=device),
         buckets=buckets,
-        device=device,
     )
     with torch.inference_mode():
         graphs.capture()
     contents = torch.randn(cache.data.shape, dtype=dtype, device=device)
     tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
     tables = tables.reshape(slots, max_blocks)
-    inputs.set_blocks([(slot, 0, tables[slot]) for slot in range(slots)])
+    state.set_blocks([(slot, 0, tables[slot]) for slot in range(slots)])
     wrong = []
     for num_rows in (1, 2, 5, 8, 13, 24):
         bucket = min(size for size in buckets if size >= num_rows)
@@ -244,7 +245,7 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
                 last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
                 replay.reported.fill_(-7)
                 with torch.inference_mode():
-                    graphs.run_eagerly(Graph(bucket, has_filters))
+                    graphs.run_eagerly(DecodeGraph(bucket, has_filters))
             states.append((replay.reported.clone(), last_tokens.clone(), replay.hidden.clone()))
         if not all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
             off = (states[0][2].float() - states[1][2].float()).abs().max()

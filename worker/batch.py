@@ -130,7 +130,7 @@ class BatchBuilder:
         the device's [slots] tokens that decode rows are fed, which the host has not seen.
         """
         slots, num_decode = rows.decode_slots, len(rows.decode_slots)
-        positions = self._positions(rows)
+        positions = _positions(rows)
         num_tokens = len(positions)
         num_rows = max(num_tokens, self._min_rows)
         lengths = rows.decode_positions + np.int32(1)
@@ -154,7 +154,7 @@ class BatchBuilder:
             (
                 self._known_tokens(rows, num_rows),
                 np.pad(positions, (0, num_rows - num_tokens)),
-                self._cache_positions(rows, positions, block_tables),
+                self.cache_positions(rows, block_tables),
                 slots.astype(np.int64),
                 lengths,
                 self._tables(slots, lengths, block_tables),
@@ -205,10 +205,6 @@ class BatchBuilder:
             logit_rows=logit_rows,
         )
 
-    def _positions(self, rows: StepRows) -> Int64Array:
-        parts = [np.arange(chunk.start, chunk.end) for chunk in rows.chunks]
-        return np.concatenate([rows.decode_positions, *parts]).astype(np.int64)
-
     def _known_tokens(self, rows: StepRows, num_rows: int) -> Int64Array:
         """Return the tokens of chunks in their rows, and the padding."""
         tokens = np.full(num_rows, PAD_TOKEN, dtype=np.int64)
@@ -218,16 +214,15 @@ class BatchBuilder:
             first += len(chunk.token_ids)
         return tokens
 
-    def _cache_positions(
-        self, rows: StepRows, positions: Int64Array, block_tables: Int32Array
-    ) -> Int64Array:
+    def cache_positions(self, rows: StepRows, block_tables: Int32Array) -> Int64Array:
+        """Return where each token's key and value go, decode rows first. [tokens]"""
         row_slots = np.concatenate(
             [
                 rows.decode_slots,
                 *(np.full(len(chunk.token_ids), chunk.slot) for chunk in rows.chunks),
             ]
         )
-        blocks, offsets = np.divmod(positions, self._block_size)
+        blocks, offsets = np.divmod(_positions(rows), self._block_size)
         cache_positions: Int64Array = block_tables[row_slots, blocks].astype(np.int64)
         assert cache_positions.min() >= 0, "a row's position lies outside its blocks"
         cache_positions *= self._block_size
@@ -281,3 +276,9 @@ class BatchBuilder:
         if 0 < len(indices) < self._min_rows:
             indices = np.pad(indices, (0, self._min_rows - len(indices)), mode="edge")
         return indices
+
+
+def _positions(rows: StepRows) -> Int64Array:
+    """Return each token's position in its sequence, decode rows first. [tokens]"""
+    parts = [np.arange(chunk.start, chunk.end) for chunk in rows.chunks]
+    return np.concatenate([rows.decode_positions, *parts]).astype(np.int64)

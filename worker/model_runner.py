@@ -13,6 +13,7 @@ next step need not wait for them, and are looked at when that copy has ended.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +25,12 @@ from protocol.errors import ErrorCode, ProcessError
 from protocol.messages import EngineFacts, LogprobColumns, SamplingParams, StepPlan
 from worker.attention.base import AttentionBackend, GraphableBackend
 from worker.batch import BatchBuilder
-from worker.cuda_graphs import DecodeGraphs, Draw, graph_buckets
-from worker.decode_inputs import DecodeInputs, changed_blocks
+from worker.chunk_graphs import TOKENS, ChunkGraphs
+from worker.chunk_inputs import ChunkInputs
+from worker.decode_graphs import DecodeGraphs, Draw, Replay, graph_buckets
+from worker.decode_inputs import DecodeInputs
 from worker.failed_slots import FailedSlots
+from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache
 from worker.models.causal_lm import CausalLM
 from worker.runner import (
@@ -39,6 +43,7 @@ from worker.runner import (
 from worker.sampler import top_logprobs
 from worker.sampling_slots import NO_LOGPROBS, SamplingSlots
 from worker.slot_sampler import FAILED, SlotSampler
+from worker.slot_tables import SlotTables, changed_blocks
 from worker.slots import SlotTable
 from worker.step_rows import Int32Array, StepRows
 from worker.upload import upload
@@ -85,8 +90,7 @@ class ModelRunner:
         self._sampling = sampling
         self._sampler = sampler
         self._failed = FailedSlots(self._table)
-        self._inputs: DecodeInputs | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: _Graphs | None = None
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
@@ -94,25 +98,38 @@ class ModelRunner:
         """What this rank has."""
         return self._facts
 
-    def capture_decode_graphs(self, attention: GraphableBackend, draw: Draw) -> None:
-        """Run decode-only steps as CUDA graphs from now on. `attention` is the runner's own."""
-        self._inputs = DecodeInputs(
+    def capture_graphs(self, attention: GraphableBackend, draw: Draw) -> None:
+        """Run decode steps and short steps with chunks as CUDA graphs from now on.
+
+        `attention` is the runner's own.
+        """
+        slots = self._facts.slots
+        tables = SlotTables(
             self._sampling.last_tokens,
-            max_rows=self._facts.slots,
             max_blocks=self._table.block_tables.shape[1],
             block_size=self._facts.block_size,
             pad_block=self._cache.pad_block,
         )
-        self._graphs = DecodeGraphs(
+        store = GraphStore(max_rows=slots, device=self._device)
+        decode = DecodeGraphs(
             self._model,
             attention,
-            self._inputs,
+            DecodeInputs(tables, max_rows=slots),
             draw,
-            buckets=graph_buckets(self._facts.slots),
-            device=self._device,
+            store,
+            buckets=graph_buckets(slots),
+        )
+        chunks = ChunkGraphs(
+            self._model,
+            attention,
+            ChunkInputs(tables, max_tokens=TOKENS[-1], max_sequences=slots),
+            draw,
+            store,
+            max_sequences=slots,
         )
         with torch.inference_mode():
-            self._graphs.capture()
+            decode.capture()
+        self._graphs = _Graphs(tables, decode, chunks)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Apply a plan and start to compute its rows."""
@@ -134,22 +151,21 @@ class ModelRunner:
         if rows.joins:
             self._sampling.join(rows.joins, [self._params(slot) for slot in rows.joins])
         self._cache.copy_blocks(rows.copies.tolist())
-        if self._inputs is not None:
-            self._inputs.set_blocks(
-                changed_blocks(
-                    rows.joins,
-                    rows.new_blocks,
-                    self._table.block_tables,
-                    self._table.num_blocks_held,
-                )
+        if self._graphs is not None:
+            changed = changed_blocks(
+                rows.joins,
+                rows.new_blocks,
+                self._table.block_tables,
+                self._table.num_blocks_held,
             )
+            self._graphs.tables.set_blocks(changed)
         if len(rows.failures) == rows.num_rows:
             return FinishedStep(assemble_output(rows, np.zeros(0, dtype=np.int32), {}))
-        if self._graphs is not None:
-            bucket = self._graphs.bucket(len(rows.decode_slots), len(rows.chunks))
-            if bucket is not None:
-                return self._replay(self._graphs, bucket, rows)
+        replay = None if self._graphs is None else self._replay(self._graphs, rows)
+        return self._compute(rows) if replay is None else self._take(rows, replay)
 
+    def _compute(self, rows: StepRows) -> LaunchedStep:
+        """Run a step eagerly."""
         batch = self._builder.build(rows, self._table.block_tables, self._sampling.last_tokens)
         attention = self._attention.start_step(batch)
         hidden: Tensor = self._model(batch.tokens, batch.positions, attention)
@@ -161,21 +177,37 @@ class ModelRunner:
         reported = self._sampler.sample(logits, batch.sampled)
         return self._leave(rows, reported, self._logprobs(rows, logits, reported))
 
-    def _replay(self, graphs: DecodeGraphs, bucket: int, rows: StepRows) -> LaunchedStep:
-        """Run a step of decode rows as a graph."""
-        slots = rows.decode_slots
-        replay = graphs.replay(
-            bucket,
-            slots,
-            rows.decode_positions,
-            has_filters=self._sampling.any_filtered(slots),
+    def _replay(self, graphs: "_Graphs", rows: StepRows) -> Replay | None:
+        """Run a step as a graph, if there is one for it."""
+        has_filters = self._sampling.any_filtered(rows.sampled_slots)
+        if rows.chunks:
+            graph = graphs.chunks.choose(rows, has_filters=has_filters)
+            if graph is None:
+                return None
+            cache_positions = self._builder.cache_positions(rows, self._table.block_tables)
+            return graphs.chunks.replay(graph, rows, cache_positions)
+        bucket = graphs.decode.bucket(len(rows.decode_slots))
+        if bucket is None:
+            return None
+        return graphs.decode.replay(
+            bucket, rows.decode_slots, rows.decode_positions, has_filters=has_filters
         )
+
+    def _take(self, rows: StepRows, replay: Replay) -> LaunchedStep:
+        """Take what a graph has left: a result for every sequence, whether it samples or not."""
+        wants_logprobs = self._sampling.num_logprobs[rows.sampled_slots] != NO_LOGPROBS
+        is_sampled = [True] * len(rows.decode_slots) + [chunk.is_last for chunk in rows.chunks]
+        sampled = None if all(is_sampled) else np.flatnonzero(is_sampled)
         logprobs = None
-        if (self._sampling.num_logprobs[slots] != NO_LOGPROBS).any():
-            # Of all the bucket's rows: then it is the product that the graph has done.
-            logits = self._model.logits(replay.hidden)
-            logprobs = self._logprobs(rows, logits[: len(slots)], replay.reported)
-        return self._leave(rows, replay.reported, logprobs)
+        if wants_logprobs.any():
+            # Of all the graph's rows: then it is the product that the graph has done.
+            logits = self._model.logits(replay.hidden)[: len(is_sampled)]
+            reported = replay.reported
+            if sampled is not None:
+                (index,) = upload((sampled,), self._device)
+                logits, reported = logits.index_select(0, index), reported.index_select(0, index)
+            logprobs = self._logprobs(rows, logits, reported)
+        return self._leave(rows, replay.reported, logprobs, sampled)
 
     def _params(self, slot: int) -> SamplingParams:
         params = self._table.params[slot]
@@ -203,12 +235,16 @@ class ModelRunner:
         )
 
     def _leave(
-        self, rows: StepRows, reported: Tensor, logprobs: "_Logprobs | None"
+        self,
+        rows: StepRows,
+        reported: Tensor,
+        logprobs: "_Logprobs | None",
+        sampled: NDArray[np.int64] | None = None,
     ) -> LaunchedStep:
-        """Send a step's results to the host. `reported` is [sampled]"""
+        """Send a step's results to the host. `sampled`: which of `reported` are; None: all."""
         generations = self._table.generations[rows.slots]
         if self._copies is None:
-            return _Step(rows, generations, self._failed, reported, logprobs, None)
+            return _Step(rows, generations, self._failed, reported, sampled, logprobs, None)
         computed, done = torch.cuda.Event(), torch.cuda.Event()
         computed.record()
         with torch.cuda.stream(self._copies):
@@ -218,7 +254,15 @@ class ModelRunner:
             host_logprobs = None if logprobs is None else logprobs.to_host()
             done.record()
         sources = (reported,) if logprobs is None else (reported, logprobs.ids, logprobs.values)
-        return _Step(rows, generations, self._failed, host, host_logprobs, done, sources)
+        return _Step(rows, generations, self._failed, host, sampled, host_logprobs, done, sources)
+
+
+class _Graphs(NamedTuple):
+    """What is needed to run steps as graphs."""
+
+    tables: SlotTables
+    decode: DecodeGraphs
+    chunks: ChunkGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +312,9 @@ class _Step:
     """Of `rows.slots` when the step was launched."""
     failed_slots: FailedSlots
     reported: Tensor
-    """[sampled] int32 on the host, FAILED where a row has no token; filled by then."""
+    """[sampled or more] int32 on the host, FAILED where a row has no token; filled by then."""
+    sampled: NDArray[np.int64] | None
+    """Which of these are the sampled rows'; None: all."""
     logprobs: _Logprobs | None
     done: torch.cuda.Event | None
     """After it everything is on the host; None: it is already."""
@@ -284,6 +330,8 @@ class _Step:
         if self.done is not None:
             self.done.synchronize()
         tokens: Int32Array = self.reported.numpy()
+        if self.sampled is not None:
+            tokens = tokens[self.sampled]
         rows, generations = self.rows, self.generations.tolist()
         failed = self.failed_slots.of_rows(rows, generations)
         for index in np.flatnonzero(tokens == FAILED).tolist():

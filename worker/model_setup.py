@@ -13,8 +13,8 @@ from protocol.run_dir import RunDir
 from worker.attention.choice import AttentionChoice, build_attention, choose_attention
 from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
-from worker.cuda_graphs import graph_buckets
 from worker.cuda_memory import measure_worst_step
+from worker.decode_graphs import graph_buckets
 from worker.kv_cache import KVCache, KVCacheShape, available_memory_bytes, cpu_num_blocks
 from worker.layers.linear import fewest_rows
 from worker.memory_plan import MemoryPlan, graph_reserve
@@ -114,7 +114,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         device=device,
     )
     if cuda_sampler and isinstance(attention, PagedAttention) and not config.enforce_eager:
-        runner.capture_decode_graphs(attention, cuda_sampler.draw)
+        runner.capture_graphs(attention, cuda_sampler.draw)
     return runner
 
 

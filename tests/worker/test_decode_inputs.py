@@ -1,23 +1,18 @@
 import numpy as np
 import torch
 
-from worker.decode_inputs import RING, DecodeColumns, DecodeInputs, changed_blocks
+from worker.decode_inputs import DecodeColumns, DecodeInputs
+from worker.slot_tables import SlotTables
 
 PAD_SLOT, PAD_BLOCK, WIDTH = 9, 20, 3
 
 
 def make() -> DecodeInputs:
     """Inputs of ten slots, whose last tokens are 100 to 109."""
-    inputs = DecodeInputs(
-        torch.arange(100, 110),
-        max_rows=4,
-        max_blocks=WIDTH,
-        block_size=4,
-        pad_block=PAD_BLOCK,
-    )
+    state = SlotTables(torch.arange(100, 110), max_blocks=WIDTH, block_size=4, pad_block=PAD_BLOCK)
     tables = ((0, [5, 6, 7]), (1, [8]), (2, [1, 2]))
-    inputs.set_blocks([(slot, 0, np.array(blocks, dtype=np.int32)) for slot, blocks in tables])
-    return inputs
+    state.set_blocks([(slot, 0, np.array(blocks, dtype=np.int32)) for slot, blocks in tables])
+    return DecodeInputs(state, max_rows=4)
 
 
 def fill(inputs: DecodeInputs, num_rows: int, rows: dict[int, int], *, ring: int = 0):
@@ -29,8 +24,8 @@ def fill(inputs: DecodeInputs, num_rows: int, rows: dict[int, int], *, ring: int
 
 def test_rows_and_padding():
     inputs = make()
-    rows: DecodeColumns = fill(inputs, 4, {2: 5, 1: 3}, ring=RING - 1)
-    assert inputs.ring().tolist() == [RING - 1]
+    rows: DecodeColumns = fill(inputs, 4, {2: 5, 1: 3}, ring=3)
+    assert inputs.ring().tolist() == [3]
     assert inputs.slots(4).tolist() == [2, 1, PAD_SLOT, PAD_SLOT]
     assert rows.tokens.tolist() == [102, 101, 109, 109]
     assert rows.positions.tolist() == [5, 3, 0, 0]
@@ -52,25 +47,3 @@ def test_a_bucket_sees_what_was_filled_for_it():
     assert rows.lengths.tolist() == [9, 0]
     assert rows.block_tables[0].tolist() == [5, 6, 7]
     assert rows.cache_positions.tolist() == [28, 80]
-
-
-def test_tables_follow_the_plans():
-    inputs = make()
-    inputs.set_blocks([])
-    inputs.set_blocks(
-        [(1, 1, np.array([13], dtype=np.int32)), (2, 0, np.array([3, 4], dtype=np.int32))]
-    )
-    rows = fill(inputs, 2, {1: 4, 2: 6})
-    assert rows.cache_positions.tolist() == [13 * 4, 4 * 4 + 2]
-
-
-def test_what_a_plan_changes():
-    tables = np.array([[5, 6, -1], [8, 9, 4], [1, -1, -1]], dtype=np.int32)
-    held = np.array([2, 3, 1], dtype=np.int32)
-    new_blocks = np.array([[1, 2, 4], [0, 1, 6]], dtype=np.int32)
-    changed = changed_blocks([0], new_blocks, tables, held)
-    assert [(slot, first, blocks.tolist()) for slot, first, blocks in changed] == [
-        (0, 0, [5, 6]),  # joined with one block and got another: all of them
-        (1, 2, [4]),
-    ]
-    assert changed_blocks([], np.zeros((0, 3), dtype=np.int32), tables, held) == []

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from worker.batch import ForwardBatch
+from worker.batch import ChunkBatch, ForwardBatch
 from worker.layers.head_norm import HeadNorm
 from worker.layers.rotary import Rotation
 
@@ -85,8 +85,15 @@ class DecodeRows:
 
 
 class GraphableBackend(AttentionBackend, Protocol):
-    """A back end whose decode steps do the same work on the host whatever the rows hold."""
+    """A back end that does the same work on the host whatever the rows hold."""
 
     def start_decode(self, rows: DecodeRows) -> StepAttention:
         """Prepare a step of decode rows only. All of it may be captured in a graph."""
+        ...
+
+    def start_chunks(self, chunks: ChunkBatch, cache_positions: Tensor) -> StepAttention:
+        """Prepare a step of chunks only, of which every row is one's. It may be captured too.
+
+        `cache_positions` [rows] int64 are where each row's key and value go.
+        """
         ...

@@ -114,6 +114,18 @@ class PagedAttention:
             chunks=None,
         )
 
+    def start_chunks(self, chunks: ChunkBatch, cache_positions: Tensor) -> StepAttention:
+        """Prepare a step of chunks only, all of it on the device."""
+        return _PagedStep(
+            caches=self._caches,
+            writer=self._writer,
+            cache_positions=cache_positions,
+            num_decode=0,
+            decode=None,
+            kernels=self._kernels,
+            chunks=chunks,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PagedStep:

@@ -1,5 +1,6 @@
 """Everything about graphs but the capture itself: `benchmarks.gpu_check` replays them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,10 @@ from tests.worker.plan_builder import execute, make_join, make_plan
 from tests.worker.tiny_models import CPU, save_llama
 from worker.attention.paged import PagedAttention, write_by_torch
 from worker.batch import SampledRows
-from worker.cuda_graphs import DecodeGraphs, Graph, choose_bucket, graph_buckets
+from worker.chunk_graphs import CAPTURED_AT, ChunkGraph, ChunkGraphs
+from worker.chunk_inputs import no_rows
+from worker.decode_graphs import graph_buckets
+from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
@@ -22,6 +26,7 @@ from worker.parallel import OneRank
 from worker.sampling_slots import SamplingSlots
 from worker.sharded_sampler import ShardedSampler
 from worker.slot_sampler import TorchSlotSampler
+from worker.step_rows import Chunk, StepRows
 
 
 def test_buckets():
@@ -37,28 +42,19 @@ def test_every_decode_step_has_a_bucket(max_rows: int):
     buckets = graph_buckets(max_rows)
     assert list(buckets) == sorted(set(buckets))
     for rows in range(1, max_rows + 1):
-        bucket = choose_bucket(buckets, rows, 0)
-        assert bucket is not None
-        assert rows <= bucket <= max(rows + 31, 4)
+        bucket = min(bucket for bucket in buckets if bucket >= rows)
+        assert bucket <= max(rows + 31, 4)
 
 
-def test_other_steps_run_eagerly():
-    assert choose_bucket((1, 2, 4), 3, 1) is None
-    assert choose_bucket((1, 2, 4), 0, 0) is None
-    assert choose_bucket((1, 2, 4), 5, 0) is None
-
-
-class EagerGraphs(DecodeGraphs):
+class EagerStore(GraphStore):
     """Runs what a graph would replay."""
 
-    def _capture(self, graph: Graph) -> None:
-        empty = np.zeros(0, dtype=np.int32)
-        self._inputs.fill(graph.bucket, self._next_result, empty, empty)
-        self.run_eagerly(graph)
-        self._graphs[graph] = None
+    def capture(self, name, step) -> None:
+        step()
+        self._graphs[name] = step
 
-    def _run(self, graph: Graph) -> None:
-        self.run_eagerly(graph)
+    def replay(self, name) -> None:
+        self._graphs[name]()
 
 
 class TorchDraw:
@@ -112,13 +108,13 @@ def make_runner(path: Path, *, with_graphs: bool) -> ModelRunner:
         device=CPU,
     )
     if with_graphs:
-        runner.capture_decode_graphs(attention, TorchDraw(sampling, sampler))
+        runner.capture_graphs(attention, TorchDraw(sampling, sampler))
     return runner
 
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("worker.model_runner.DecodeGraphs", EagerGraphs)
+    monkeypatch.setattr("worker.model_runner.GraphStore", EagerStore)
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +168,65 @@ def test_a_row_of_nan_fails_alone(tiny):
     output = execute(runner, make_plan(2, decode=[0, 1]))
     assert output.counts.tolist() == [1, -1]
     assert execute(runner, make_plan(3, decode=[0, 1])).counts.tolist() == [1, -1]
+
+
+@pytest.mark.parametrize("kind", PARAMS)
+def test_steps_with_chunks(tiny, kind: str):
+    """Chunks beside decode rows, first run eagerly, then as graphs."""
+    path, _ = tiny
+    prompt = list(range(40, 76))
+    plans = [make_plan(1, joins=[make_join(0, [5, 6, 7], range(3))], chunks=[(0, 0, 3, 1)])]
+    for index in range(4):
+        slot = 1 + index
+        first = 10 * slot
+        join = make_join(slot, prompt, range(first, first + 4), params=PARAMS[kind])
+        decode = [0, *range(1, slot)]
+        step = len(plans) + 1
+        plans += [
+            make_plan(step, joins=[join], decode=decode, chunks=[(slot, 0, 20, 0)]),
+            make_plan(step + 1, decode=decode, chunks=[(slot, 20, 16, 1)]),
+        ]
+    eager, replayed = (make_runner(path, with_graphs=on) for on in (False, True))
+    for plan in plans:
+        expected, output = execute(eager, plan), execute(replayed, plan)
+        assert output.tokens.tolist() == expected.tokens.tolist()
+        assert output.counts.tolist() == expected.counts.tolist()
+        assert (output.logprobs is None) == (expected.logprobs is None)
+        if output.logprobs is not None:
+            assert output.logprobs.ids == expected.logprobs.ids
+            assert output.logprobs.rows == expected.logprobs.rows
+    store = replayed._graphs.chunks._store
+    captured = [name for name in store._graphs if isinstance(name, ChunkGraph)]
+    assert {(graph.num_tokens, graph.num_sequences) for graph in captured} == {(32, 5)}
+
+
+def chunk_graphs() -> ChunkGraphs:
+    return ChunkGraphs(*[None] * 5, max_sequences=100)
+
+
+def rows_of(num_decode: int, counts: list[int]) -> StepRows:
+    chunks = tuple(
+        Chunk(row=i, slot=i, start=0, token_ids=np.zeros(count, dtype=np.int32), is_last=True)
+        for i, count in enumerate(counts)
+    )
+    decode = np.arange(num_decode, dtype=np.int32)
+    return replace(no_rows(), decode_slots=decode, chunks=chunks)
+
+
+@pytest.mark.parametrize(
+    ("num_decode", "counts", "graph"),
+    [
+        (0, [1], (16, 8)),
+        (3, [13], (16, 8)),
+        (4, [13], (32, 8)),
+        (8, [8], (16, 64)),
+        (63, [900, 61], (1024, 100)),
+        (0, [1025], None),
+        (100, [1], None),
+    ],
+)
+def test_sizes_are_captured_when_they_come_up_often(num_decode: int, counts: list[int], graph):
+    graphs, rows = chunk_graphs(), rows_of(num_decode, counts)
+    chosen = [graphs.choose(rows, has_filters=False) for _ in range(CAPTURED_AT)]
+    assert chosen[:-1] == [None] * (CAPTURED_AT - 1)
+    assert chosen[-1] == (None if graph is None else (*graph, False))
