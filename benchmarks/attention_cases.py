@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.base import DecodeRows
+from worker.attention.base import DecodeRows, ProjectedHeads
 from worker.attention.choice import AttentionChoice, build_attention
 from worker.attention.paged import PagedAttention
 from worker.batch import BatchBuilder, ForwardBatch
 from worker.decode_inputs import DecodeInputs
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
+from worker.layers.rotary import Rotation
+from worker.slot_tables import SlotTables
 from worker.step_rows import Chunk, Int32Array, StepRows, int32_view
 
 ALLOWED_RATIO = 2
@@ -125,7 +127,7 @@ def largest_errors(
         fresh = torch.cat((fresh, fresh.new_ones(padding, *fresh.shape[1:])))
     else:
         step = attention.start_step(_batch(case, cache, tables))
-    output = step.attend(0, query, fresh)[: sum(map(len, queries))]
+    output = step.attend(0, unrotated(query, fresh))[: sum(map(len, queries))]
     exact, plain = (
         torch.cat(
             [
@@ -136,6 +138,18 @@ def largest_errors(
         for computed_in in (torch.float64, dtype)
     )
     return Errors(found=_largest_difference(output, exact), plain=_largest_difference(plain, exact))
+
+
+def unrotated(query: Tensor, key_value: Tensor) -> ProjectedHeads:
+    """Return heads that are as they should be. [rows, heads, d], [rows, 2, kv_heads, d]"""
+    cos = query.new_ones(len(query), 1, query.shape[2])
+    return ProjectedHeads(
+        heads=torch.cat((query, key_value.flatten(1, 2)), dim=1),
+        num_heads=query.shape[1],
+        num_kv_heads=key_value.shape[2],
+        head_norm=None,
+        rotation=Rotation(cos, torch.zeros_like(cos)),
+    )
 
 
 def plain_attention(
@@ -234,19 +248,17 @@ def _batch(case: Case, cache: KVCache, tables: Int32Array) -> ForwardBatch:
 def _graph_rows(case: Case, cache: KVCache, tables: Int32Array) -> DecodeRows:
     assert not case.chunks, "graphs have no chunks"
     num_decode = len(case.decode_lengths)
-    inputs = DecodeInputs(
-        max_rows=num_decode + 3,
+    state = SlotTables(
+        torch.zeros(num_decode + 1, dtype=torch.int64, device=cache.data.device),
         max_blocks=tables.shape[1],
         block_size=case.shape.block_size,
-        pad_slot=num_decode,
         pad_block=cache.pad_block,
-        device=cache.data.device,
     )
+    inputs = DecodeInputs(state, max_rows=num_decode + 3)
+    state.set_blocks([(slot, 0, table[table >= 0]) for slot, table in enumerate(tables)])
     positions = np.array(case.decode_lengths, dtype=np.int32) - np.int32(1)
-    inputs.fill(num_decode + 3, np.arange(num_decode, dtype=np.int32), positions, tables)
-    columns = inputs.columns(num_decode + 3)
+    inputs.fill(num_decode + 3, 0, np.arange(num_decode, dtype=np.int32), positions)
+    rows = inputs.open(num_decode + 3)
     return DecodeRows(
-        cache_positions=columns.cache_positions.long(),
-        lengths=columns.lengths,
-        block_tables=columns.block_tables,
+        cache_positions=rows.cache_positions, lengths=rows.lengths, block_tables=rows.block_tables
     )

@@ -5,9 +5,9 @@
 - attention: every back end on random paged batches against attention in float64; it may be at most
   twice as far off as attention written out plainly in its dtype
 - draw: the sampling kernel against torch's sampler
-- tokens: the whole runner in bfloat16 against transformers in float32 over 20 prompts of 64 tokens,
+- tokens: the whole runner in bfloat16 against transformers in float32 over 50 prompts of 64 tokens,
   with CUDA graphs and without; a token may differ only where the reference itself finds it at most
-  0.25 less likely (logits)
+  0.25 less likely (logits). Beside it how far transformers gets in bfloat16
 - graphs: a replayed decode step against the same step run eagerly, bit for bit
 
 Without --model the tokens are a random Llama's, of SmolLM2-135M's sizes.
@@ -22,21 +22,23 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks.attention_cases import Errors, Shape, largest_errors, random_case
-from benchmarks.teacher_forcing import Reference, compare, make_references
+from benchmarks.teacher_forcing import Reference, compare, compare_model, make_references
 from protocol.errors import ConfigError
 from protocol.lifecycle import ProcessConfig
 from protocol.messages import SamplingParams
 from worker.attention.choice import AttentionChoice, build_attention
 from worker.attention.paged import PagedAttention
+from worker.batch import SampledRows
 from worker.config import WorkerConfig
-from worker.cuda_graphs import DecodeGraphs
+from worker.decode_graphs import DecodeGraph, DecodeGraphs
 from worker.decode_inputs import DecodeInputs
+from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import is_gguf, read_model_config
 from worker.model_loading import load_model
@@ -44,9 +46,14 @@ from worker.model_setup import build_model_runner
 from worker.parallel import OneRank
 from worker.sampler import sample
 from worker.sampling_slots import SamplingSlots
+from worker.slot_sampler import FAILED
+from worker.slot_tables import SlotTables
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ALLOWED_GAP = 0.25
-NUM_PROMPTS, NUM_TOKENS = 20, 64
+NUM_PROMPTS, NUM_TOKENS = 50, 64
 SHAPES = (
     (16, 8, 128),  # Qwen3-0.6B
     (32, 8, 128),  # Qwen3-8B
@@ -126,27 +133,30 @@ def _outcome(errors: Sequence[Errors]) -> Outcome:
     )
 
 
-def check_draw(device: torch.device, vocab_size: int) -> Outcome:
-    """Draw tokens by the kernel and by torch."""
+def check_draw(device: torch.device, vocab_size: int, *, has_filters: bool) -> Outcome:
+    """Draw tokens by the kernels and by torch."""
     from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
     slots = np.arange(64, dtype=np.int32)
-    sampling = _sampling(len(slots), vocab_size, device)
-    rows = sampling.rows(slots, slots * np.int32(977))
+    sampling = _sampling(len(slots), vocab_size, device, has_filters=has_filters)
+    indices = torch.from_numpy(slots * 977).long().to(device)
+    rows = sampling.rows(slots, indices)
     generator = torch.Generator(device).manual_seed(0)
     logits = torch.randn(len(slots), vocab_size, device=device, generator=generator) * 3
     logits = logits.to(torch.bfloat16)
     logits[5, 7] = float("nan")
     logits[6, 8] = float("inf")
     expected = sample(logits.float(), rows)
-    drawn = CudaSampler(vocab_size, OneRank()).draw(
-        logits, rows.temperatures, rows.seeds, rows.positions
+    sampled = SampledRows(
+        slots=torch.from_numpy(slots).long().to(device), indices=indices, host_slots=slots
     )
-    same_failures = torch.equal(expected.failed, drawn.failed)
-    differing = int((expected.tokens != drawn.tokens)[~expected.failed].sum())
+    drawn = CudaSampler(sampling, vocab_size, OneRank()).sample(logits, sampled)
+    failed = drawn == FAILED
+    kept = torch.equal(sampling.last_tokens[~failed], drawn[~failed].long())
+    differing = int((expected.tokens != drawn)[~expected.failed].sum())
     return Outcome(
-        same_failures and differing == 0,
-        f"{differing} of {len(slots)} tokens differ, {int(drawn.failed.sum())} rows failed",
+        torch.equal(expected.failed, failed) and kept and differing == 0,
+        f"{differing} of {len(slots)} tokens differ, {int(failed.sum())} rows failed",
     )
 
 
@@ -161,8 +171,8 @@ def check_tokens(
         dtype=dtype,
         attention=name,
         max_model_len=1024,
-        max_num_seqs=24,
-        num_blocks=24 * (64 if name == "torch" else 16),
+        max_num_seqs=NUM_PROMPTS,
+        num_blocks=NUM_PROMPTS * (64 if name == "torch" else 16),
         enforce_eager=eager,
     )
     found = compare(build_model_runner(config), references, max_chunk=200)
@@ -174,7 +184,7 @@ def check_tokens(
     )
 
 
-def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
+def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: bool) -> Outcome:
     """Replay every bucket and run it eagerly, from the same state."""
     from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
@@ -196,29 +206,28 @@ def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
     cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
     attention = build_attention(name, cache, config.num_heads)
     assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
-    inputs = DecodeInputs(
-        max_rows=slots,
+    sampling = _sampling(slots + 1, config.vocab_size, device, has_filters=has_filters)
+    last_tokens = sampling.last_tokens
+    state = SlotTables(
+        last_tokens,
         max_blocks=max_blocks,
         block_size=shape.block_size,
-        pad_slot=slots,
         pad_block=cache.pad_block,
-        device=device,
     )
-    sampling = _sampling(slots + 1, config.vocab_size, device)
-    last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
     graphs = DecodeGraphs(
         loaded,
         attention,
-        inputs,
-        sampling,
-        last_tokens,
-        CudaSampler(config.vocab_size, OneRank()).draw,
+        DecodeInputs(state, max_rows=slots),
+        CudaSampler(sampling, config.vocab_size, OneRank()).draw,
+        GraphStore(max_rows=slots, device=device),
         buckets=buckets,
     )
-    graphs.capture()
+    with torch.inference_mode():
+        graphs.capture()
     contents = torch.randn(cache.data.shape, dtype=dtype, device=device)
     tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
     tables = tables.reshape(slots, max_blocks)
+    state.set_blocks([(slot, 0, tables[slot]) for slot in range(slots)])
     wrong = []
     for num_rows in (1, 2, 5, 8, 13, 24):
         bucket = min(size for size in buckets if size >= num_rows)
@@ -230,13 +239,13 @@ def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
             cache.data.copy_(contents)
             last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
             # Replayed either way: it is what fills the inputs.
-            replay = graphs.replay(bucket, used, positions, tables)
+            replay = graphs.replay(bucket, used, positions, has_filters=has_filters)
             if not replays:
                 cache.data.copy_(contents)
                 last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
                 replay.reported.fill_(-7)
                 with torch.inference_mode():
-                    graphs.run_eagerly(bucket)
+                    graphs.run_eagerly(DecodeGraph(bucket, has_filters))
             states.append((replay.reported.clone(), last_tokens.clone(), replay.hidden.clone()))
         if not all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
             off = (states[0][2].float() - states[1][2].float()).abs().max()
@@ -246,12 +255,23 @@ def check_graphs(model: Path, name: str, device: torch.device) -> Outcome:
     return Outcome(not wrong, "; ".join(wrong) or "6 row counts, bit for bit")
 
 
-def _sampling(slots: int, vocab_size: int, device: torch.device) -> SamplingSlots:
-    """Return slots of which every third is greedy."""
+def _sampling(
+    slots: int, vocab_size: int, device: torch.device, *, has_filters: bool = False
+) -> SamplingSlots:
+    """Return slots of which every third is greedy and, if any, half have filters."""
     sampling = SamplingSlots(slots, vocab_size, device)
-    for slot in range(slots):
-        temperature = 0.0 if slot % 3 == 0 else 0.6 + 0.1 * (slot % 5)
-        sampling.join(slot, SamplingParams(temperature=temperature, seed=slot * 0x123456789ABCDE))
+    filters: tuple[dict[str, float], ...] = ({},)
+    if has_filters:
+        filters = ({}, {"top_k": 40}, {"top_p": 0.9}, {}, {"min_p": 0.05, "top_k": 7}, {})
+    params = [
+        SamplingParams(
+            temperature=0.0 if slot % 3 == 0 else 0.6 + 0.1 * (slot % 5),
+            seed=slot * 0x123456789ABCDE,
+            **filters[slot % len(filters)],  # type: ignore[arg-type]  # top_k is an int here
+        )
+        for slot in range(slots)
+    ]
+    sampling.join(range(slots), params)
     return sampling
 
 
@@ -283,23 +303,38 @@ def model_path(given: str) -> Iterator[Path]:
         yield Path(directory)
 
 
-def references_of(model: Path, device: torch.device) -> list[Reference]:
-    """Return what transformers makes of 20 prompts, in float32."""
+def load_reference(model: Path, device: torch.device, dtype: torch.dtype) -> "PreTrainedModel":
+    """Return transformers' model."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - takes seconds
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if is_gguf(model):
             loaded = AutoModelForCausalLM.from_pretrained(
-                model.parent, gguf_file=model.name, dtype=torch.float32
+                model.parent, gguf_file=model.name, dtype=dtype
             )
         else:
-            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    return loaded.to(device).eval()
+
+
+def references_of(model: Path, device: torch.device) -> list[Reference]:
+    """Return what transformers makes of the prompts, in float32."""
+    loaded = load_reference(model, device, torch.float32)
     return make_references(
-        loaded.to(device).eval(),
+        loaded,
         vocab_size=loaded.config.vocab_size,
         num_prompts=NUM_PROMPTS,
         num_tokens=NUM_TOKENS,
+    )
+
+
+def check_reference(model: Path, device: torch.device, references: Sequence[Reference]) -> Outcome:
+    """Say how far transformers itself gets in bfloat16. Never wrong: it is to compare with."""
+    found = compare_model(load_reference(model, device, torch.bfloat16), references)
+    return Outcome(
+        True,
+        f"{found.differing} of {found.positions} tokens differ, worst gap {found.worst_gap:.3f}",
     )
 
 
@@ -320,7 +355,11 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
                     )
         _add_block_sizes(table, name, device)
     for vocab_size in (151_936, 49_152, 1003):
-        table.add(f"draw {vocab_size}", partial(check_draw, device, vocab_size))
+        for has_filters in (False, True):
+            table.add(
+                f"draw {vocab_size}{' filters' * has_filters}",
+                partial(check_draw, device, vocab_size, has_filters=has_filters),
+            )
     with model_path(model) as path:
         references: list[Reference] = []
 
@@ -329,9 +368,14 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
             return Outcome(True, f"{len(references)} prompts in float32")
 
         table.add("reference", load)
+        table.add("tokens transformers bfloat16", lambda: check_reference(path, device, references))
         for name in back_ends:
             if name != "torch":
-                table.add(f"graphs {name}", partial(check_graphs, path, name, device))
+                for has_filters in (False, True):
+                    table.add(
+                        f"graphs {name}{' filters' * has_filters}",
+                        partial(check_graphs, path, name, device, has_filters=has_filters),
+                    )
         for name in back_ends:
             for eager in (True,) if name == "torch" else (True, False):
                 flag = "float32" if name == "torch" else "bfloat16"

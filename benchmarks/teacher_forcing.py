@@ -30,6 +30,9 @@ class Reference:
     """[tokens, vocab] float32 on the host, from which each token was taken."""
 
 
+GROUPS = 5
+
+
 class Comparison(NamedTuple):
     """How far a runner agrees."""
 
@@ -123,7 +126,7 @@ class _Comparer:
             decode=pack_int32(decode),
             chunks=pack_int32(value for chunk in chunks for value in chunk),
         )
-        output = self._runner.execute(plan)
+        output = self._runner.launch(plan).output()
         assert (output.counts >= 0).all(), "no row may fail"
         tokens: list[int] = output.tokens.tolist()
         return tokens
@@ -143,6 +146,26 @@ class _Comparer:
         return strayed
 
 
+def compare_model(model: PreTrainedModel, references: Sequence[Reference]) -> Comparison:
+    """Let a transformers model choose every token after the reference's own ones before it.
+
+    In the runner's dtype it says how far rounding alone leads.
+    """
+    differing, worst, positions = 0, 0.0, 0
+    for reference in references:
+        ids = torch.tensor([reference.prompt + reference.tokens[:-1]], device=model.device)
+        with torch.inference_mode():
+            logits = model(ids).logits[0, len(reference.prompt) - 1 :]
+        for scores, chosen, token in zip(
+            reference.logits, logits.argmax(-1).tolist(), reference.tokens, strict=True
+        ):
+            positions += 1
+            if chosen != token:
+                differing += 1
+                worst = max(worst, float(scores[token] - scores[chosen]))
+    return Comparison(positions, differing, worst)
+
+
 def make_references(
     model: PreTrainedModel, *, vocab_size: int, num_prompts: int, num_tokens: int
 ) -> list[Reference]:
@@ -154,10 +177,9 @@ def make_references(
     model.generation_config.eos_token_id = None
     generator = torch.Generator().manual_seed(0)
     references = []
-    groups = 4
-    for group in range(groups):
-        count = num_prompts // groups
-        length = 7 + 173 * group
+    for group in range(GROUPS):
+        count = num_prompts // GROUPS
+        length = 7 + 130 * group
         prompts = torch.randint(3, vocab_size, (count, length), generator=generator)
         prompts = prompts.to(model.device)
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Stream many answers at once from a running engine: python -m examples.async_client ADDRESS"""
+"""Stream many answers at once: python -m examples.async_client ADDRESS_OR_RUN_DIR"""
 
 import asyncio
 import sys
@@ -30,4 +30,6 @@ async def main(address: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m examples.async_client ADDRESS_OR_RUN_DIR")
     asyncio.run(main(sys.argv[1]))

@@ -31,4 +31,6 @@ def main(address: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m examples.client ADDRESS_OR_RUN_DIR")
     main(sys.argv[1])

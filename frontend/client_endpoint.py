@@ -5,8 +5,10 @@
     Status    →  StatusReply
 
 Each client is known by its socket's identity and has a numbered connection of its own. One that is
-gone, breaks the protocol or says Hello again has left: its requests are aborted. No client sees or
-touches another's; request ids are each client's own.
+gone, breaks the protocol, says Reset or says Hello again has left: its requests are aborted, and
+whatever it says next begins with Hello. A client owes nothing, so silence is no sign of its end; a
+Ping that no longer reaches it is. No client sees or touches another's; request ids are each
+client's own.
 """
 
 import asyncio
@@ -34,6 +36,10 @@ from protocol.messages import (
 )
 
 MAX_CLIENTS = 1024
+MAX_TOLD = 1024
+"""Strangers remembered as told; beyond it all may be told once more."""
+PING_INTERVAL_S = 2.0
+"""How long one that is gone may keep its requests and its place."""
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +58,8 @@ class ClientEndpoint:
         self._identity = os.urandom(16)
         self._codec: Codec[ClientToFrontend] = Codec(ClientToFrontend)
         self._sessions: dict[bytes, ClientSession] = {}
+        # Who has been told to say Hello; until they do, what they say is ignored.
+        self._told: set[bytes] = set()
 
     async def run(self) -> None:
         """Serve clients; never returns."""
@@ -60,6 +68,21 @@ class ClientEndpoint:
             self._take(client, frame)
             # The next message may be there already, and taking it would let nobody in between.
             await asyncio.sleep(0)
+
+    async def watch(self) -> None:
+        """Leave clients that are gone; never returns."""
+        while True:
+            await asyncio.sleep(PING_INTERVAL_S)
+            self.leave_gone()
+
+    def leave_gone(self) -> None:
+        """Leave every client that a Ping does not reach."""
+        # Not of their connections, and so of no gap: a client that is only idle has its queue full
+        # of these after some hours, and must then be able to do without the next.
+        ping = Outgoing(self._epoch).frame(Ping())
+        for client in list(self._sessions):
+            if not self._router.reaches(client, ping):
+                self._leave(client, "is gone")
 
     def close(self) -> None:
         """Abort every client's requests and close the socket."""
@@ -85,12 +108,7 @@ class ClientEndpoint:
                 case _:
                     assert_never(message)
         except ProtocolError as error:
-            log.warning("refused a message of client=%s: %s", client.hex(), error)
-            self._leave(client, "breaks the protocol")
-            # It may speak another version: our Hello says which one we speak.
-            connection = self._connection(client)
-            connection.hello(self._hello())
-            connection.send(Reset())
+            self._refuse(client, str(error))
 
     def _greet(self, client: bytes, hello: Hello) -> None:
         if hello.role is not Role.CLIENT:
@@ -99,10 +117,24 @@ class ClientEndpoint:
         self._leave(client, "says Hello again")
         if len(self._sessions) >= MAX_CLIENTS:
             raise ProtocolError(f"There are {MAX_CLIENTS} clients already.")
+        self._told.discard(client)
         connection = self._connection(client)
         connection.peer = hello
         self._sessions[client] = ClientSession(connection, self._engine, self._model)
         connection.hello(self._hello())
+
+    def _refuse(self, client: bytes, why: str) -> None:
+        self._leave(client, "breaks the protocol")
+        if client in self._told:
+            return
+        log.warning("refused a message of client=%s: %s", client.hex(), why)
+        if len(self._told) >= MAX_TOLD:
+            self._told.clear()
+        self._told.add(client)
+        # The Hello first: it says which version we speak and which epoch the Reset is of.
+        connection = self._connection(client)
+        connection.hello(self._hello())
+        connection.send(Reset())
 
     def _hello(self) -> Hello:
         return Hello(
@@ -117,6 +149,7 @@ class ClientEndpoint:
 
     def _send(self, client: bytes, frame: bytes) -> None:
         if not self._router.send(client, frame):
+            self._told.discard(client)
             self._leave(client, "is gone or does not read")
 
     def _leave(self, client: bytes, how: str) -> None:

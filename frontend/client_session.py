@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from frontend.deltas import DeltaQueue, SampleDelta, TokenLogprobs
@@ -45,6 +45,8 @@ class _ClientRequest:
     live: LiveRequest | None = None
     whole: dict[int, SampleDelta] | None = None
     """Where it is not streamed: what each sample has produced so far."""
+    early_aborts: dict[int, Abort] = field(default_factory=dict)
+    """Of single samples, from before it was started: the others are still wanted."""
     num_open: int = 0
     """Samples whose last Output has not been sent."""
 
@@ -104,11 +106,13 @@ class ClientSession:
         except RequestError as error:
             del self._requests[message.request_id]
             self._refuse(message, error)
-            return
-        request.whole = None if message.stream else {}
-        # What comes of it is sent by another task, which runs only after this one has ended.
-        request.live = self._engine.start(prepared, self._queue)
-        self._by_engine_id[request.live.request_id] = request
+        else:
+            request.whole = None if message.stream else {}
+            # What comes of it is sent by another task, which runs only after this one has ended.
+            request.live = self._engine.start(prepared, self._queue)
+            self._by_engine_id[request.live.request_id] = request
+        for abort in request.early_aborts.values():
+            self._abort(abort)
 
     def _refuse(self, message: Generate, error: RequestError) -> None:
         info = ErrorInfo(code=error.code, message=error.message[:1024], param=error.param)
@@ -129,18 +133,21 @@ class ClientSession:
         if request is None:
             self._acknowledge(message, AbortState.UNKNOWN, 0)
             return
-        if request.live is None or message.sample == -1:
+        if message.sample == -1:
             acknowledged = self._drop(request)
             del self._requests[message.request_id]
+        elif request.live is None:
+            request.early_aborts[message.sample] = message
+            return
         else:
             acknowledged = self._engine.abort(request.live, message.sample)
             self._close_samples(request, 1 if acknowledged else 0)
         if request.live is not None and acknowledged is None:
             self._acknowledge(message, AbortState.FINISHED, 0)
-            return
-        task = asyncio.create_task(self._acknowledge_later(message, acknowledged))
-        self._acks.add(task)
-        task.add_done_callback(self._acks.discard)
+        else:
+            task = asyncio.create_task(self._acknowledge_later(message, acknowledged))
+            self._acks.add(task)
+            task.add_done_callback(self._acks.discard)
 
     def _drop(self, request: _ClientRequest) -> asyncio.Future[AbortAck] | None:
         if request.live is None:

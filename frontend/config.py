@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from protocol.lifecycle import ProcessConfig
 
+MAX_NAME_LENGTH = 256
+"""Of the served model, in characters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendConfig:
@@ -55,9 +58,28 @@ class FrontendConfig:
         _require_range("--max-live-sequences", self.max_live_sequences, 1, 2**20)
         _require_range("--tokenize-timeout", self.tokenize_timeout_s, 0.01, 3600)
         _require_range("--render-timeout", self.render_timeout_s, 0.01, 3600)
+        _require_name(self.served_model_name)
+        if self.listen and self.api_key_file:
+            raise ValueError(
+                "--listen and --api-key-file exclude each other: keys guard HTTP alone, and any "
+                "user of this machine can reach a TCP port; without --listen, ZeroMQ clients use "
+                "the socket in the run directory, which is this user's alone"
+            )
 
 
 def _require_range(flag: str, value: float, low: float, high: float) -> None:
     # Written so that NaN, which compares false with everything, is refused too.
     if not low <= value <= high:
         raise ValueError(f"{flag} is {value:g}; it must be {low:g} to {high:g}")
+
+
+def _require_name(name: str) -> None:
+    """Refuse a name that no message could carry; it may also come from the model's path."""
+    # Bytes of a command line or a path that are no UTF-8 stand in a str as lone surrogates.
+    is_text = not any("\ud800" <= character <= "\udfff" for character in name)
+    if not is_text or not 1 <= len(name) <= MAX_NAME_LENGTH:
+        shown = repr(name) if len(name) <= 64 else f"{name[:64]!r}…"
+        raise ValueError(
+            f"--served-model-name is {shown}, of {len(name)} characters; give 1 to "
+            f"{MAX_NAME_LENGTH} characters of Unicode text"
+        )

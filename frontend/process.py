@@ -79,6 +79,7 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
                     link.run(engine),
                     text.run(),
                     endpoint.run(),
+                    endpoint.watch(),
                     _become_ready(config, engine, text, lifeline, router.address),
                     _beat(engine, link, lifeline),
                     _watch(engine, lifeline),

@@ -20,6 +20,8 @@ from protocol.messages import MAX_FRAME_BYTES
 from protocol.recording import Recorder
 
 HIGH_WATER_MARK = 10_000
+PARTS_A_TURN = 256
+"""Parts of a stranger's message dropped before the rest of the process has its turn."""
 
 
 def _prepare(socket: zmq.Socket[bytes]) -> None:
@@ -87,9 +89,9 @@ class Dealer:
                 frames.append(frame)
         return frames
 
-    def close(self) -> None:
-        """Close the socket; what is unsent is dropped."""
-        self.socket.close(linger=0)
+    def close(self, *, flush_s: float = 0.0) -> None:
+        """Close the socket; what is unsent `flush_s` seconds later is dropped."""
+        self.socket.close(linger=int(flush_s * 1000))
 
 
 class Router:
@@ -172,7 +174,12 @@ class Inbox:
 
 
 def _was_sent(sent: Awaitable[object]) -> bool:
-    """Return whether a non-blocking send on an asyncio socket went out.
+    """Return whether a non-blocking send on an asyncio socket went out."""
+    return _why_unsent(sent) is None
+
+
+def _why_unsent(sent: Awaitable[object]) -> int | None:
+    """Return EAGAIN or EHOSTUNREACH if a non-blocking send on an asyncio socket did not go out.
 
     It is tried at once, so its future is done by now. It must go through the asyncio socket all the
     same: only a socket that sees every call keeps its edge-triggered descriptor right.
@@ -182,9 +189,9 @@ def _was_sent(sent: Awaitable[object]) -> bool:
         raise ProcessError("A non-blocking send did not end at once.")
     error = future.exception()
     if error is None:
-        return True
+        return None
     if isinstance(error, zmq.ZMQError) and error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-        return False
+        return error.errno
     raise error
 
 
@@ -223,9 +230,9 @@ class AsyncDealer:
                     self._recorder.record("in", self.address, b"", parts[0])
                 return parts[0]
 
-    def close(self) -> None:
-        """Close the socket; what is unsent is dropped."""
-        self.socket.close(linger=0)
+    def close(self, *, flush_s: float = 0.0) -> None:
+        """Close the socket; what is unsent `flush_s` seconds later is dropped."""
+        self.socket.close(linger=int(flush_s * 1000))
 
 
 class AsyncRouter:
@@ -248,14 +255,37 @@ class AsyncRouter:
             self._recorder.record("out", self.address, identity, frame)
         return _was_sent(self.socket.send_multipart([identity, frame], zmq.NOBLOCK))
 
+    def reaches(self, identity: bytes, frame: bytes) -> bool:
+        """Send a frame that may be lost on the way; return whether the peer is connected.
+
+        One that is connected and does not read gets no more than fits its queue.
+        """
+        if self._recorder:
+            self._recorder.record("out", self.address, identity, frame)
+        sent = self.socket.send_multipart([identity, frame], zmq.NOBLOCK)
+        return _why_unsent(sent) != zmq.EHOSTUNREACH
+
     async def receive(self) -> tuple[bytes, bytes]:
         """Wait for the next (identity, frame)."""
         while True:
-            parts: list[bytes] = await self.socket.recv_multipart()
-            if len(parts) == 2:
+            identity: bytes = await self.socket.recv()
+            frame: bytes | None = await self.socket.recv() if self._has_more() else None
+            num_dropped = 0
+            while self._has_more():
+                # Not ours. It is all there, however large: dropped part by part, it is not copied
+                # as a whole, and lets others have their turn.
+                await self.socket.recv()
+                frame = None
+                num_dropped += 1
+                if num_dropped % PARTS_A_TURN == 0:
+                    await asyncio.sleep(0)
+            if frame is not None:
                 if self._recorder:
-                    self._recorder.record("in", self.address, parts[0], parts[1])
-                return parts[0], parts[1]
+                    self._recorder.record("in", self.address, identity, frame)
+                return identity, frame
+
+    def _has_more(self) -> bool:
+        return bool(self.socket.getsockopt(zmq.RCVMORE))
 
     def close(self) -> None:
         """Close the socket; what is unsent is dropped."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.step_rows import Chunk, Int32Array, StepRows
+from worker.upload import Int64Array, upload
 
 PAD_TOKEN = 0
 
@@ -34,12 +35,47 @@ class ChunkRows:
     """Position of its first token: how many tokens of its sequence are already in the cache."""
     count: int
     block_table: Tensor
-    """[blocks] int64, the blocks that hold positions 0 to start + count - 1."""
+    """[blocks] int32, the blocks that hold positions 0 to start + count - 1."""
 
     @property
     def end(self) -> int:
         """Position after its last token."""
         return self.start + self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkBatch:
+    """All chunks of a step side by side, for a kernel that does them in one call."""
+
+    query_starts: Tensor
+    """[chunks + 1] int32, the first row of each chunk among the chunks' rows, then their number."""
+    lengths: Tensor
+    """[chunks] int32, tokens up to the end of each chunk."""
+    length_starts: Tensor
+    """[chunks + 1] int32, running sums of the lengths, from 0."""
+    block_tables: Tensor
+    """[chunks, blocks] int32; the pad block after a chunk's last."""
+    max_count: int
+    """Rows of the longest chunk."""
+    max_length: int
+    """The largest of the lengths."""
+    is_fresh: bool
+    """Every chunk starts its sequence, so that lengths are counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRows:
+    """The rows that sample a token: decode rows, then ends of last chunks."""
+
+    slots: Tensor
+    """[sampled] int64"""
+    indices: Tensor
+    """[sampled] int64, where in prompt + output each token will stand."""
+    host_slots: Int32Array
+    """[sampled] the same slots, on the host."""
+
+    def __len__(self) -> int:
+        return len(self.host_slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +92,19 @@ class ForwardBatch:
     num_decode: int
     decode_lengths: Int32Array
     """[num_decode] tokens each decode row attends to, itself included. On the host."""
+    device_lengths: Tensor
+    """[num_decode] int32, the same."""
     decode_blocks: Tensor
-    """[num_decode, max blocks] int64 block tables; the pad block after a row's last."""
+    """[num_decode, max blocks] int32 block tables; the pad block after a row's last."""
     opened_blocks: tuple[int, ...]
     """Blocks this step begins to fill: past what is written they hold another sequence's
     leavings. Blocks that it fills wholly need not be here."""
     chunks: tuple[ChunkRows, ...]
-    num_sampled: int
-    """Rows that sample a token: decode rows, then ends of last chunks."""
+    chunk_batch: ChunkBatch | None
+    """The same chunks; None if there are none."""
+    sampled: SampledRows
     logit_rows: Tensor
-    """[num_sampled or more] int64, those rows, padded as rows are; empty if there is none."""
+    """[sampled or more] int64, their rows, padded as rows are; empty if there is none."""
 
     @property
     def num_rows(self) -> int:
@@ -90,61 +129,130 @@ class BatchBuilder:
         `block_tables` is the host's [slots, max blocks], -1 where there is no block; `last_tokens`
         the device's [slots] tokens that decode rows are fed, which the host has not seen.
         """
-        slots = rows.decode_slots
-        num_decode = len(slots)
-        positions = self._positions(rows)
+        slots, num_decode = rows.decode_slots, len(rows.decode_slots)
+        positions = _positions(rows)
         num_tokens = len(positions)
         num_rows = max(num_tokens, self._min_rows)
-        row_slots = np.concatenate(
-            [slots, *(np.full(len(chunk.token_ids), chunk.slot) for chunk in rows.chunks)]
-        )
-        blocks, offsets = np.divmod(positions, self._block_size)
-        cache_positions = block_tables[row_slots, blocks].astype(np.int64)
-        assert cache_positions.min() >= 0, "a row's position lies outside its blocks"
-        cache_positions *= self._block_size
-        cache_positions += offsets
-
-        padded_positions = np.zeros(num_rows, dtype=np.int64)
-        padded_positions[:num_tokens] = positions
         lengths = rows.decode_positions + np.int32(1)
-        chunks = self._chunks(rows.chunks, num_decode, block_tables)
+        counts = [len(chunk.token_ids) for chunk in rows.chunks]
+        first_rows = num_decode + np.cumsum([0, *counts])
+        (
+            tokens,
+            device_positions,
+            cache_positions,
+            decode_slots,
+            device_lengths,
+            decode_blocks,
+            query_starts,
+            chunk_lengths,
+            length_starts,
+            chunk_blocks,
+            logit_rows,
+            sampled_slots,
+            sampled_indices,
+        ) = upload(
+            (
+                self._known_tokens(rows, num_rows),
+                np.pad(positions, (0, num_rows - num_tokens)),
+                self.cache_positions(rows, block_tables),
+                slots.astype(np.int64),
+                lengths,
+                self._tables(slots, lengths, block_tables),
+                *self._chunk_columns(rows.chunks, counts, block_tables),
+                self._logit_rows(rows.chunks, first_rows),
+                rows.sampled_slots.astype(np.int64),
+                rows.sampled_indices.astype(np.int64),
+            ),
+            self._device,
+        )
+        if num_decode:
+            torch.index_select(last_tokens, 0, decode_slots, out=tokens[:num_decode])
         return ForwardBatch(
-            tokens=self._tokens(rows, num_rows, last_tokens),
-            positions=self._to_device(padded_positions),
-            cache_positions=self._to_device(cache_positions),
+            tokens=tokens,
+            positions=device_positions,
+            cache_positions=cache_positions,
             num_tokens=num_tokens,
             num_decode=num_decode,
             decode_lengths=lengths,
-            decode_blocks=self._decode_blocks(slots, lengths, block_tables),
+            device_lengths=device_lengths,
+            decode_blocks=decode_blocks,
             opened_blocks=self._opened_blocks(rows, block_tables),
-            chunks=chunks,
-            num_sampled=num_decode + sum(chunk.is_last for chunk in rows.chunks),
-            logit_rows=self._logit_rows(num_decode, rows.chunks, chunks),
+            chunks=tuple(
+                ChunkRows(
+                    first_row=first_row,
+                    start=chunk.start,
+                    count=count,
+                    block_table=chunk_blocks[index, : -(-chunk.end // self._block_size)],
+                )
+                for index, (chunk, count, first_row) in enumerate(
+                    zip(rows.chunks, counts, first_rows.tolist(), strict=False)
+                )
+            ),
+            chunk_batch=ChunkBatch(
+                query_starts=query_starts,
+                lengths=chunk_lengths,
+                length_starts=length_starts,
+                block_tables=chunk_blocks,
+                max_count=max(counts),
+                max_length=max(chunk.end for chunk in rows.chunks),
+                is_fresh=all(chunk.start == 0 for chunk in rows.chunks),
+            )
+            if rows.chunks
+            else None,
+            sampled=SampledRows(
+                slots=sampled_slots, indices=sampled_indices, host_slots=rows.sampled_slots
+            ),
+            logit_rows=logit_rows,
         )
 
-    def _positions(self, rows: StepRows) -> NDArray[np.int64]:
-        parts = [np.arange(chunk.start, chunk.end) for chunk in rows.chunks]
-        return np.concatenate([rows.decode_positions, *parts]).astype(np.int64)
-
-    def _tokens(self, rows: StepRows, num_rows: int, last_tokens: Tensor) -> Tensor:
-        known = np.full(num_rows - len(rows.decode_slots), PAD_TOKEN, dtype=np.int64)
-        end = 0
+    def _known_tokens(self, rows: StepRows, num_rows: int) -> Int64Array:
+        """Return the tokens of chunks in their rows, and the padding."""
+        tokens = np.full(num_rows, PAD_TOKEN, dtype=np.int64)
+        first = len(rows.decode_slots)
         for chunk in rows.chunks:
-            known[end : end + len(chunk.token_ids)] = chunk.token_ids
-            end += len(chunk.token_ids)
-        slots = self._to_device(rows.decode_slots.astype(np.int64))
-        return torch.cat((last_tokens.index_select(0, slots), self._to_device(known)))
+            tokens[first : first + len(chunk.token_ids)] = chunk.token_ids
+            first += len(chunk.token_ids)
+        return tokens
 
-    def _decode_blocks(
-        self, slots: Int32Array, lengths: Int32Array, block_tables: Int32Array
-    ) -> Tensor:
+    def cache_positions(self, rows: StepRows, block_tables: Int32Array) -> Int64Array:
+        """Return where each token's key and value go, decode rows first. [tokens]"""
+        row_slots = np.concatenate(
+            [
+                rows.decode_slots,
+                *(np.full(len(chunk.token_ids), chunk.slot) for chunk in rows.chunks),
+            ]
+        )
+        blocks, offsets = np.divmod(_positions(rows), self._block_size)
+        cache_positions: Int64Array = block_tables[row_slots, blocks].astype(np.int64)
+        assert cache_positions.min() >= 0, "a row's position lies outside its blocks"
+        cache_positions *= self._block_size
+        cache_positions += offsets
+        return cache_positions
+
+    def _tables(
+        self, slots: NDArray[np.int32], lengths: Int32Array, tables: Int32Array
+    ) -> Int32Array:
+        """Return the block tables of slots, at least as wide as the longest of the lengths."""
         most = -(-int(lengths.max(initial=0)) // self._block_size)
-        tables = block_tables[slots, :most].astype(np.int64)
+        rows = tables[slots, :most]
         # A table may hold blocks past the row's length, which may be another's by the time it
         # gets there; a row reads only the blocks it has filled.
         held = -(-lengths // np.int32(self._block_size))
-        tables[np.arange(most) >= held[:, None]] = self._pad_block
-        return self._to_device(tables)
+        rows[np.arange(most) >= held[:, None]] = self._pad_block
+        return rows
+
+    def _chunk_columns(
+        self, chunks: Sequence[Chunk], counts: Sequence[int], block_tables: Int32Array
+    ) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
+        """Return query starts, lengths, length starts and block tables of the chunks."""
+        lengths = np.array([chunk.end for chunk in chunks], dtype=np.int32)
+        slots = np.array([chunk.slot for chunk in chunks], dtype=np.int32)
+        return (
+            np.cumsum([0, *counts], dtype=np.int32),
+            lengths,
+            np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32))),
+            self._tables(slots, lengths, block_tables),
+        )
 
     def _opened_blocks(self, rows: StepRows, block_tables: Int32Array) -> tuple[int, ...]:
         slots, positions = rows.decode_slots, rows.decode_positions
@@ -160,37 +268,17 @@ class BatchBuilder:
         ]
         return (*decoded, *chunked)
 
-    def _chunks(
-        self, chunks: Sequence[Chunk], num_decode: int, block_tables: Int32Array
-    ) -> tuple[ChunkRows, ...]:
-        placed: list[ChunkRows] = []
-        first_row = num_decode
-        for chunk in chunks:
-            blocks = -(-chunk.end // self._block_size)
-            table = block_tables[chunk.slot, :blocks].astype(np.int64)
-            placed.append(
-                ChunkRows(
-                    first_row=first_row,
-                    start=chunk.start,
-                    count=len(chunk.token_ids),
-                    block_table=self._to_device(table),
-                )
-            )
-            first_row += len(chunk.token_ids)
-        return tuple(placed)
-
-    def _logit_rows(
-        self, num_decode: int, chunks: Sequence[Chunk], placed: Sequence[ChunkRows]
-    ) -> Tensor:
-        ends = [
-            rows.first_row + rows.count - 1
-            for chunk, rows in zip(chunks, placed, strict=True)
-            if chunk.is_last
-        ]
+    def _logit_rows(self, chunks: Sequence[Chunk], first_rows: NDArray[np.int64]) -> Int64Array:
+        """Return the rows whose logits are wanted. `first_rows` ends with the rows' number."""
+        num_decode = int(first_rows[0])
+        ends = [end - 1 for chunk, end in zip(chunks, first_rows[1:], strict=True) if chunk.is_last]
         indices = np.concatenate((np.arange(num_decode), ends)).astype(np.int64)
         if 0 < len(indices) < self._min_rows:
             indices = np.pad(indices, (0, self._min_rows - len(indices)), mode="edge")
-        return self._to_device(indices)
+        return indices
 
-    def _to_device(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+
+def _positions(rows: StepRows) -> Int64Array:
+    """Return each token's position in its sequence, decode rows first. [tokens]"""
+    parts = [np.arange(chunk.start, chunk.end) for chunk in rows.chunks]
+    return np.concatenate([rows.decode_positions, *parts]).astype(np.int64)

@@ -26,7 +26,7 @@ from worker.checksum import (
     sampling_key,
 )
 from worker.faults import FaultInjector, Faults
-from worker.runner import StepOutput, assemble_output, out_of_memory_output
+from worker.runner import FinishedStep, StepOutput, assemble_output, out_of_memory_output
 from worker.slots import SlotTable
 from worker.step_rows import Chunk, Int32Array, StepRows
 
@@ -73,9 +73,11 @@ class ChecksumRunner:
         """What this rank claims to have."""
         return self._facts
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Apply a plan, compute its rows and return what they produced."""
-        rows = self._table.apply(plan)
+    def launch(self, plan: StepPlan) -> FinishedStep:
+        """Apply a plan and compute its rows."""
+        return FinishedStep(self._execute(self._table.apply(plan)))
+
+    def _execute(self, rows: StepRows) -> StepOutput:
         try:
             if self._injector:
                 self._injector.before_step(rows.step_id)

@@ -1,48 +1,99 @@
-"""Sampling on a GPU: rows without filters in one kernel, all others by torch.
+"""Sampling on a GPU, without waiting for it: two kernels for a draw, four behind filters.
 
-Of several ranks each draws among its own tokens; they exchange three numbers a row, as
-`worker.sharded_sampler` does.
+Of several ranks each draws among its own tokens and they exchange three numbers a row, as
+`worker.sharded_sampler` does. Rows with filters need the whole distribution: if there are any,
+every rank gathers the logits and draws from them, by the same kernels to the same result.
 """
 
 import torch
 from torch import Tensor
 
-from worker.kernels.drawing import draw_candidates
+from worker.batch import SampledRows
+from worker.kernels.drawing import draw_candidates, draw_tokens
+from worker.kernels.filtering import draw_filtered_tokens
 from worker.parallel import TensorParallel
-from worker.sampler import Samples, SamplingRows
+from worker.sampling_slots import SamplingSlots
 from worker.shard import divide_vocabulary
-from worker.sharded_sampler import ShardedSampler, largest_candidate
+from worker.sharded_sampler import largest_candidate
+from worker.slot_sampler import FAILED
 
 
 class CudaSampler:
-    """`RowSampler` of a GPU, whose `draw` can be captured in a graph."""
+    """`SlotSampler` of a GPU, whose `draw` can be captured in a graph."""
 
-    def __init__(self, vocab_size: int, group: TensorParallel) -> None:
+    def __init__(self, slots: SamplingSlots, vocab_size: int, group: TensorParallel) -> None:
+        self._slots = slots
+        self._vocab_size = vocab_size
         self._group = group
-        self._by_torch = ShardedSampler(vocab_size, group)
         vocabulary = divide_vocabulary(vocab_size, rank=group.rank, size=group.size)
         self._first_id = vocabulary.ids.start
 
-    def sample(self, logits: Tensor, rows: SamplingRows) -> Samples:
-        """Choose a token for each row of this rank's logits, [rows, width]."""
-        if len(rows.filtered):
-            return self._by_torch.sample(logits.float(), rows)
-        return self.draw(logits, rows.temperatures, rows.seeds, rows.positions)
+    def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:
+        """Return each row's token, FAILED where it has none; keep them as last tokens. [n] int32"""
+        reported = torch.empty(len(rows), dtype=torch.int32, device=logits.device)
+        has_filters = self._slots.any_filtered(rows.host_slots)
+        self.draw(logits, rows.slots, rows.indices, reported, has_filters=has_filters)
+        return reported
+
+    def draw(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        indices: Tensor,
+        reported: Tensor,
+        *,
+        has_filters: bool,
+    ) -> None:
+        """Do what `sample` does, with everything on the device.
+
+        `slots` [n] and `indices` [n], where the tokens will stand, are int32 or int64; `reported`
+        is [n] int32. Without `has_filters` no row of `slots` may have any.
+        """
+        state = self._slots
+        if has_filters:
+            draw_filtered_tokens(
+                self.whole_logits(logits),
+                state.temperatures,
+                state.seeds,
+                indices,
+                slots=slots,
+                last_tokens=state.last_tokens,
+                reported=reported,
+                top_k=state.top_k,
+                top_p=state.top_p,
+                min_p=state.min_p,
+            )
+        elif self._group.size == 1:
+            draw_tokens(
+                logits,
+                state.temperatures,
+                state.seeds,
+                indices,
+                slots=slots,
+                last_tokens=state.last_tokens,
+                reported=reported,
+            )
+        else:
+            self._draw_together(logits, slots.long(), indices, reported)
 
     def whole_logits(self, logits: Tensor) -> Tensor:
         """Return all ranks' logits of some rows side by side. [n, width] -> [n, vocab]"""
-        return self._by_torch.whole_logits(logits)
-
-    def draw(
-        self, logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor
-    ) -> Samples:
-        """Draw a token for each row without filters; at temperature 0 take the likeliest.
-
-        `logits`, [rows, width] in any float type, are this rank's; the rest is [rows] float32,
-        int64 and int64. Every rank returns the same.
-        """
-        own = draw_candidates(logits, temperatures, seeds, positions, first_id=self._first_id)
         if self._group.size == 1:
-            return Samples(own.tokens.long(), ~own.largest.isfinite())
+            return logits
+        parts = self._group.all_gather(logits)
+        return parts.transpose(0, 1).flatten(1)[:, : self._vocab_size]
+
+    def _draw_together(
+        self, logits: Tensor, slots: Tensor, indices: Tensor, reported: Tensor
+    ) -> None:
+        own = draw_candidates(
+            logits,
+            self._slots.temperatures.index_select(0, slots),
+            self._slots.seeds.index_select(0, slots),
+            indices,
+            first_id=self._first_id,
+        )
         candidates = torch.stack((own.largest, own.scores, own.tokens.float()))
-        return largest_candidate(self._group.all_gather(candidates))
+        samples = largest_candidate(self._group.all_gather(candidates))
+        self._slots.last_tokens.index_copy_(0, slots, samples.tokens)
+        reported.copy_(samples.tokens.masked_fill(samples.failed, FAILED))

@@ -1,104 +1,110 @@
-"""What a captured decode step reads: one buffer on the device, filled from the host by one copy.
+"""What a captured decode step reads: which slots decode, and at which positions.
 
-A graph reads the same memory at every replay. Each bucket sees the buffer's beginning as
+A graph reads the same memory at every replay. The host sends a few numbers a row, in one copy; the
+rest is looked up on the device:
 
-    slots │ positions │ lengths │ cache positions │ block tables
-    rows    rows        rows      rows              rows · width          int32
+    host      ring │ slots │ positions                (1, rows and rows numbers)
+                       │
+    device    tables[slots], last_tokens[slots] ──► tokens, lengths, cache positions, block tables
 
 Rows past the step's own only fill up the bucket: they use the pad slot, write to the pad block and
 attend to nothing.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from worker.slot_tables import SlotTables
 from worker.step_rows import Int32Array
+from worker.upload import upload, upload_bytes
 
-_NUM_COLUMNS = 4
+_NO_POSITION = -1
+"""In place of the position of a row that only fills up the bucket."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeColumns:
-    """One bucket's view of the buffer, all int32."""
+class DecodeColumns(NamedTuple):
+    """One bucket's rows as the model needs them."""
 
-    slots: Tensor
-    """[rows]"""
+    tokens: Tensor
+    """[rows] int64, fed in this step."""
     positions: Tensor
-    """[rows] position of the token fed."""
+    """[rows] int64, theirs; 0 for padding."""
     lengths: Tensor
-    """[rows] tokens to attend to, itself included: the index of the token to sample."""
+    """[rows] int32, tokens to attend to, the one fed included; 0 for padding."""
     cache_positions: Tensor
-    """[rows]"""
+    """[rows] int64"""
     block_tables: Tensor
-    """[rows, width]"""
+    """[rows, width] int32; what lies past a row's length means nothing."""
 
 
 class DecodeInputs:
-    """The buffer, on the host and on the device."""
+    """The buffers on the device, for one bucket at a time."""
 
-    def __init__(
-        self,
-        *,
-        max_rows: int,
-        max_blocks: int,
-        block_size: int,
-        pad_slot: int,
-        pad_block: int,
-        device: torch.device,
-    ) -> None:
-        assert (pad_block + 1) * block_size < 2**31, "cache positions are int32"
-        self._max_blocks = max_blocks
-        self._block_size = block_size
-        self._pad_slot = pad_slot
-        self._pad_block = pad_block
-        size = max_rows * (_NUM_COLUMNS + max_blocks)
-        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._host_array: Int32Array = self._host.numpy()
+    def __init__(self, tables: SlotTables, *, max_rows: int) -> None:
+        self._tables = tables
+        self._buffer = torch.zeros(
+            upload_bytes([8, 4 * max_rows, 4 * max_rows]), dtype=torch.uint8, device=tables.device
+        )
+        # Zeros, since a kernel may look past a row's length, though not at what it finds there.
+        self._row_tables = tables.tables.new_zeros(max_rows, tables.tables.shape[1])
 
-    def columns(self, num_rows: int) -> DecodeColumns:
-        """Return the device's view of a bucket of `num_rows`."""
-        fields = self._device[: num_rows * _NUM_COLUMNS].view(_NUM_COLUMNS, num_rows)
-        tables = self._device[num_rows * _NUM_COLUMNS : self._size(num_rows)]
-        slots, positions, lengths, cache_positions = fields
-        return DecodeColumns(
-            slots=slots,
-            positions=positions,
-            lengths=lengths,
-            cache_positions=cache_positions,
-            block_tables=tables.view(num_rows, self._max_blocks),
+    def fill(self, num_rows: int, ring: int, slots: Int32Array, positions: Int32Array) -> None:
+        """Send a step's rows, at most `num_rows`, to that bucket.
+
+        `ring` says where the step's results go (`worker.graph_store`). Nothing is waited for.
+        """
+        padding = (0, num_rows - len(slots))
+        upload(
+            (
+                np.array([ring], dtype=np.int64),
+                np.pad(slots, padding, constant_values=self._tables.pad_slot),
+                np.pad(positions, padding, constant_values=_NO_POSITION),
+            ),
+            self._tables.device,
+            into=self._buffer,
         )
 
-    def fill(
-        self, num_rows: int, slots: Int32Array, positions: Int32Array, block_tables: Int32Array
-    ) -> None:
-        """Put a step's rows, at most `num_rows`, into that bucket and send it to the device.
+    def ring(self) -> Tensor:
+        """Return where the step's results go. [1] int64, on the device"""
+        return self._buffer[:8].view(torch.int64)
 
-        `block_tables` is the host's [slots, max_blocks], -1 where there is no block. The copy is
-        not waited for; the step's results must be, before the buffer is filled again.
-        """
-        size, used = self._size(num_rows), len(slots)
-        split = num_rows * _NUM_COLUMNS
-        fields = self._host_array[:split].reshape(_NUM_COLUMNS, num_rows)
-        tables = self._host_array[split:size].reshape(num_rows, self._max_blocks)
+    def slots(self, num_rows: int) -> Tensor:
+        """Return the slots of a bucket's rows. [rows] int32, on the device"""
+        return self._column(num_rows, 0)
 
-        blocks, offsets = np.divmod(positions, np.int32(self._block_size))
-        width = int(blocks.max(initial=0)) + 1
-        # A row's table may end before the longest's: -1 there, which is read no more than the
-        # leavings of earlier steps past the width, but which is no block.
-        np.maximum(block_tables[slots, :width], 0, out=tables[:used, :width])
-        fields[0, :used] = slots
-        fields[1, :used] = positions
-        fields[2, :used] = positions + np.int32(1)
-        fields[3, :used] = block_tables[slots, blocks] * np.int32(self._block_size) + offsets
+    def open(self, num_rows: int) -> DecodeColumns:
+        """Return a bucket's rows, computed on the device from what was sent."""
+        slots, positions = (self._column(num_rows, index) for index in range(2))
+        state = self._tables
+        if state.device.type == "cuda":
+            # Imported here because Triton is there only where there are GPUs.
+            from worker.kernels.decode_rows import open_rows  # noqa: PLC0415
 
-        fields[0, used:] = self._pad_slot
-        fields[1:3, used:] = 0
-        fields[3, used:] = self._pad_block * self._block_size
-        self._device[:size].copy_(self._host[:size], non_blocking=True)
+            row_tables = self._row_tables[:num_rows]
+            opened = open_rows(
+                slots,
+                positions,
+                state.last_tokens,
+                state.tables,
+                row_tables=row_tables,
+                block_size=state.block_size,
+            )
+            return DecodeColumns(*opened, row_tables)
+        rows = slots.long()
+        held = positions.clamp(min=0).long()
+        tables = state.tables.index_select(0, rows)
+        blocks = tables.gather(1, (held // state.block_size)[:, None]).squeeze(1)
+        return DecodeColumns(
+            tokens=state.last_tokens.index_select(0, rows),
+            positions=held,
+            lengths=positions + 1,
+            cache_positions=blocks.long() * state.block_size + held % state.block_size,
+            block_tables=tables,
+        )
 
-    def _size(self, num_rows: int) -> int:
-        return num_rows * (_NUM_COLUMNS + self._max_blocks)
+    def _column(self, num_rows: int, index: int) -> Tensor:
+        start = upload_bytes([8] + [4 * num_rows] * index)
+        return self._buffer[start : start + 4 * num_rows].view(torch.int32)

@@ -5,10 +5,15 @@ slot's last token and sampling parameters), and runs one forward pass a step:
 
     plan ─► SlotTable ─► BatchBuilder ─► model(tokens, positions, attention) ─► logits
                                                                                   │
-    output ◄─ failures, log-probabilities ◄─ last tokens of the slots ◄─ sample ◄─┘
+    output ◄─ failures ◄─ (copies to the host) ◄─ last tokens of the slots ◄─ sample ◄─┘
+
+On a GPU a launched step is only queued. Its results leave on a stream of their own, so that the
+next step need not wait for them, and are looked at when that copy has ended.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,20 +22,31 @@ from torch import Tensor
 
 from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, ProcessError
-from protocol.messages import EngineFacts, LogprobColumns, StepPlan
+from protocol.messages import EngineFacts, LogprobColumns, SamplingParams, StepPlan
 from worker.attention.base import AttentionBackend, GraphableBackend
 from worker.batch import BatchBuilder
-from worker.cuda_graphs import FAILED, DecodeGraphs, Draw, graph_buckets
+from worker.chunk_graphs import TOKENS, ChunkGraphs
+from worker.chunk_inputs import ChunkInputs
+from worker.decode_graphs import DecodeGraphs, Draw, Replay, graph_buckets
 from worker.decode_inputs import DecodeInputs
+from worker.failed_slots import FailedSlots
+from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache
 from worker.models.causal_lm import CausalLM
-from worker.parallel import TensorParallel
-from worker.runner import StepOutput, assemble_output, out_of_memory_output
-from worker.sampler import RowSampler, top_logprobs
+from worker.runner import (
+    FinishedStep,
+    LaunchedStep,
+    StepOutput,
+    assemble_output,
+    out_of_memory_output,
+)
+from worker.sampler import top_logprobs
 from worker.sampling_slots import NO_LOGPROBS, SamplingSlots
-from worker.sharded_sampler import ShardedSampler
+from worker.slot_sampler import FAILED, SlotSampler
+from worker.slot_tables import SlotTables, changed_blocks
 from worker.slots import SlotTable
 from worker.step_rows import Int32Array, StepRows
+from worker.upload import upload
 
 _CPU_ALLOCATION_FAILED = "DefaultCPUAllocator: can't allocate memory"
 
@@ -45,17 +61,19 @@ class ModelRunner:
         cache: KVCache,
         facts: EngineFacts,
         *,
-        group: TensorParallel,
+        sampling: SamplingSlots,
+        sampler: SlotSampler,
+        tp: int,
         min_rows: int,
         device: torch.device,
-        sampler: RowSampler | None = None,
     ) -> None:
-        """`sampler`: how this device samples; None: by torch."""
+        """`sampling` has a slot more than `facts`: rows that fill up a graph's bucket use it."""
         self._model = model
         self._attention = attention
         self._cache = cache
         self._facts = facts
-        self._tp = group.size
+        self._tp = tp
+        self._device = device
         self._table = SlotTable(
             slots=facts.slots,
             num_blocks=facts.num_blocks,
@@ -69,45 +87,57 @@ class ModelRunner:
             min_rows=min_rows,
             device=device,
         )
-        # One more than there are: rows that only fill up a graph's bucket use the last.
-        self._sampling = SamplingSlots(facts.slots + 1, facts.vocab_size, device)
-        self._last_tokens = torch.zeros(facts.slots + 1, dtype=torch.int64, device=device)
-        self._sampler = sampler or ShardedSampler(facts.vocab_size, group)
-        self._graphs: DecodeGraphs | None = None
+        self._sampling = sampling
+        self._sampler = sampler
+        self._failed = FailedSlots(self._table)
+        self._graphs: _Graphs | None = None
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
     def facts(self) -> EngineFacts:
         """What this rank has."""
         return self._facts
 
-    def capture_decode_graphs(self, attention: GraphableBackend, draw: Draw) -> None:
-        """Run decode-only steps as CUDA graphs from now on. `attention` is the runner's own."""
-        slots, block_size = self._facts.slots, self._facts.block_size
-        inputs = DecodeInputs(
-            max_rows=slots,
+    def capture_graphs(self, attention: GraphableBackend, draw: Draw) -> None:
+        """Run decode steps and short steps with chunks as CUDA graphs from now on.
+
+        `attention` is the runner's own.
+        """
+        slots = self._facts.slots
+        tables = SlotTables(
+            self._sampling.last_tokens,
             max_blocks=self._table.block_tables.shape[1],
-            block_size=block_size,
-            pad_slot=slots,
+            block_size=self._facts.block_size,
             pad_block=self._cache.pad_block,
-            device=self._last_tokens.device,
         )
-        self._graphs = DecodeGraphs(
+        store = GraphStore(max_rows=slots, device=self._device)
+        decode = DecodeGraphs(
             self._model,
             attention,
-            inputs,
-            self._sampling,
-            self._last_tokens,
+            DecodeInputs(tables, max_rows=slots),
             draw,
+            store,
             buckets=graph_buckets(slots),
         )
-        self._graphs.capture()
+        chunks = ChunkGraphs(
+            self._model,
+            attention,
+            ChunkInputs(tables, max_tokens=TOKENS[-1], max_sequences=slots),
+            draw,
+            store,
+            max_sequences=slots,
+        )
+        with torch.inference_mode():
+            decode.capture()
+        self._graphs = _Graphs(tables, decode, chunks)
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Apply a plan, compute its rows and return what they produced."""
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Apply a plan and start to compute its rows."""
+        self._failed.take_effect(plan.step_id)
         rows = self._table.apply(plan)
         try:
             with torch.inference_mode():
-                return self._compute(rows)
+                return self._launch(rows)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -115,99 +145,209 @@ class ModelRunner:
                 raise ProcessError(f"Step {rows.step_id} ran out of memory.") from error
             for slot in rows.slots:
                 self._table.fail(slot, ErrorCode.OUT_OF_MEMORY)
-            return out_of_memory_output(rows)
+            return FinishedStep(out_of_memory_output(rows))
 
-    def _compute(self, rows: StepRows) -> StepOutput:
-        for slot in rows.joins:
-            params = self._table.params[slot]
-            assert params is not None, f"slot {slot} joined without parameters"
-            self._sampling.join(slot, params)
+    def _launch(self, rows: StepRows) -> LaunchedStep:
+        if rows.joins:
+            self._sampling.join(rows.joins, [self._params(slot) for slot in rows.joins])
         self._cache.copy_blocks(rows.copies.tolist())
+        if self._graphs is not None:
+            changed = changed_blocks(
+                rows.joins,
+                rows.new_blocks,
+                self._table.block_tables,
+                self._table.num_blocks_held,
+            )
+            self._graphs.tables.set_blocks(changed)
         if len(rows.failures) == rows.num_rows:
-            return assemble_output(rows, np.zeros(0, dtype=np.int32), {})
+            return FinishedStep(assemble_output(rows, np.zeros(0, dtype=np.int32), {}))
+        replay = None if self._graphs is None else self._replay(self._graphs, rows)
+        return self._compute(rows) if replay is None else self._take(rows, replay)
 
-        bucket = None if self._graphs is None else self._graphs.bucket(rows)
-        if self._graphs is not None and bucket is not None:
-            return self._replay(self._graphs, bucket, rows)
-
-        batch = self._builder.build(rows, self._table.block_tables, self._last_tokens)
+    def _compute(self, rows: StepRows) -> LaunchedStep:
+        """Run a step eagerly."""
+        batch = self._builder.build(rows, self._table.block_tables, self._sampling.last_tokens)
         attention = self._attention.start_step(batch)
         hidden: Tensor = self._model(batch.tokens, batch.positions, attention)
-        if not batch.num_sampled:
-            return assemble_output(rows, np.zeros(0, dtype=np.int32), {})
+        if not len(batch.sampled):
+            nothing = torch.empty(0, dtype=torch.int32, device=self._device)
+            return self._leave(rows, nothing, None)
         logits = self._model.logits(hidden.index_select(0, batch.logit_rows))
-        return self._sample(rows, logits[: batch.num_sampled].float())
+        logits = logits[: len(batch.sampled)]
+        reported = self._sampler.sample(logits, batch.sampled)
+        return self._leave(rows, reported, self._logprobs(rows, logits, reported))
 
-    def _replay(self, graphs: DecodeGraphs, bucket: int, rows: StepRows) -> StepOutput:
-        """Run a step of decode rows as a graph."""
-        replay = graphs.replay(
-            bucket, rows.decode_slots, rows.decode_positions, self._table.block_tables
-        )
-        if self._sampling.need_logits(rows.decode_slots):
-            # Of all the bucket's rows: then it is the product that the graph has done.
-            logits = self._model.logits(replay.hidden)
-            return self._sample(rows, logits[: len(rows.decode_slots)].float())
-        tokens = replay.reported.cpu().numpy()
-        failed = self._fail(rows, tokens == FAILED)
-        return assemble_output(rows, tokens, failed)
-
-    def _sample(self, rows: StepRows, logits: Tensor) -> StepOutput:
-        """Sample the step's tokens and keep them as last tokens.
-
-        `logits` are this rank's, [sampled, width]; the tokens are the same on every rank.
-        """
-        slots, positions = rows.sampled_slots, rows.sampled_indices
-        samples = self._sampler.sample(logits, self._sampling.rows(slots, positions))
-        index = torch.from_numpy(slots.astype(np.int64)).to(logits.device)
-        self._last_tokens.index_copy_(0, index, samples.tokens)
-
-        tokens = samples.tokens.to(torch.int32).cpu().numpy()
-        failed = self._fail(rows, samples.failed.cpu().numpy())
-        logprobs = self._logprobs(rows, logits, samples.tokens, slots, positions, failed)
-        return assemble_output(rows, tokens, failed, logprobs)
-
-    def _fail(self, rows: StepRows, has_failed: NDArray[np.bool_]) -> dict[int, ErrorCode]:
-        """Mark the slots of sampled rows that failed, [sampled]; return each one's row and code."""
-        failed: dict[int, ErrorCode] = {}
-        for i in np.flatnonzero(has_failed).tolist():
-            failed[int(rows.sampled_rows[i])] = ErrorCode.NUMERIC
-            self._table.fail(int(rows.sampled_slots[i]), ErrorCode.NUMERIC)
-        return failed
-
-    def _logprobs(
-        self,
-        rows: StepRows,
-        logits: Tensor,
-        tokens: Tensor,
-        slots: Int32Array,
-        positions: Int32Array,
-        failed: Mapping[int, ErrorCode],
-    ) -> LogprobColumns | None:
-        """Return the log-probabilities of the rows that want them."""
-        num_top = self._sampling.num_logprobs[slots]
-        sampled_rows = rows.sampled_rows
-        wanting = [
-            i
-            for i in np.flatnonzero(num_top != NO_LOGPROBS).tolist()
-            if int(sampled_rows[i]) not in failed
-        ]
-        if not wanting:
+    def _replay(self, graphs: "_Graphs", rows: StepRows) -> Replay | None:
+        """Run a step as a graph, if there is one for it."""
+        has_filters = self._sampling.any_filtered(rows.sampled_slots)
+        if rows.chunks:
+            graph = graphs.chunks.choose(rows, has_filters=has_filters)
+            if graph is None:
+                return None
+            cache_positions = self._builder.cache_positions(rows, self._table.block_tables)
+            return graphs.chunks.replay(graph, rows, cache_positions)
+        bucket = graphs.decode.bucket(len(rows.decode_slots))
+        if bucket is None:
             return None
-        index = torch.tensor(wanting, device=logits.device)
-        whole = self._sampler.whole_logits(logits[index])
+        return graphs.decode.replay(
+            bucket, rows.decode_slots, rows.decode_positions, has_filters=has_filters
+        )
+
+    def _take(self, rows: StepRows, replay: Replay) -> LaunchedStep:
+        """Take what a graph has left: a result for every sequence, whether it samples or not."""
+        wants_logprobs = self._sampling.num_logprobs[rows.sampled_slots] != NO_LOGPROBS
+        is_sampled = [True] * len(rows.decode_slots) + [chunk.is_last for chunk in rows.chunks]
+        sampled = None if all(is_sampled) else np.flatnonzero(is_sampled)
+        logprobs = None
+        if wants_logprobs.any():
+            # Of all the graph's rows: then it is the product that the graph has done.
+            logits = self._model.logits(replay.hidden)[: len(is_sampled)]
+            reported = replay.reported
+            if sampled is not None:
+                (index,) = upload((sampled,), self._device)
+                logits, reported = logits.index_select(0, index), reported.index_select(0, index)
+            logprobs = self._logprobs(rows, logits, reported)
+        return self._leave(rows, replay.reported, logprobs, sampled)
+
+    def _params(self, slot: int) -> SamplingParams:
+        params = self._table.params[slot]
+        assert params is not None, f"slot {slot} joined without parameters"
+        return params
+
+    def _logprobs(self, rows: StepRows, logits: Tensor, reported: Tensor) -> "_Logprobs | None":
+        """Return the log-probabilities of the sampled rows that want them, on the device."""
+        num_top = self._sampling.num_logprobs[rows.sampled_slots]
+        wanting = np.flatnonzero(num_top != NO_LOGPROBS)
+        if not len(wanting):
+            return None
+        (index,) = upload((wanting,), self._device)
+        whole = self._sampler.whole_logits(logits.index_select(0, index)).float()
         if self._facts.rank > 0:
             return None
-        ids, values = top_logprobs(whole, tokens[index], int(num_top[wanting].max()))
-        counts: Sequence[int] = (1 + num_top[wanting]).tolist()
-        # Rows that want fewer than the widest take the first of theirs.
-        is_wanted = np.arange(ids.shape[1]) < np.array(counts)[:, None]
-        return LogprobColumns(
-            rows=sampled_rows[wanting].tobytes(),
-            positions=positions[wanting].tobytes(),
-            n=pack_int32(counts),
-            ids=ids.cpu().numpy().astype(np.int32)[is_wanted].tobytes(),
-            values=values.cpu().numpy().astype(np.float32)[is_wanted].tobytes(),
+        tokens = reported.index_select(0, index).clamp(min=0).long()
+        ids, values = top_logprobs(whole, tokens, int(num_top[wanting].max()))
+        return _Logprobs(
+            rows=rows.sampled_rows[wanting],
+            positions=rows.sampled_indices[wanting],
+            counts=1 + num_top[wanting],
+            ids=ids.to(torch.int32),
+            values=values,
         )
+
+    def _leave(
+        self,
+        rows: StepRows,
+        reported: Tensor,
+        logprobs: "_Logprobs | None",
+        sampled: NDArray[np.int64] | None = None,
+    ) -> LaunchedStep:
+        """Send a step's results to the host. `sampled`: which of `reported` are; None: all."""
+        generations = self._table.generations[rows.slots]
+        if self._copies is None:
+            return _Step(rows, generations, self._failed, reported, sampled, logprobs, None)
+        computed, done = torch.cuda.Event(), torch.cuda.Event()
+        computed.record()
+        with torch.cuda.stream(self._copies):
+            self._copies.wait_event(computed)
+            # What is copied must live until then: the step holds on to it.
+            host = _to_host(reported)
+            host_logprobs = None if logprobs is None else logprobs.to_host()
+            done.record()
+        sources = (reported,) if logprobs is None else (reported, logprobs.ids, logprobs.values)
+        return _Step(rows, generations, self._failed, host, sampled, host_logprobs, done, sources)
+
+
+class _Graphs(NamedTuple):
+    """What is needed to run steps as graphs."""
+
+    tables: SlotTables
+    decode: DecodeGraphs
+    chunks: ChunkGraphs
+
+
+@dataclass(frozen=True, slots=True)
+class _Logprobs:
+    """Log-probabilities of some rows, each its own token's first; a row may want fewer."""
+
+    rows: Int32Array
+    """[n]"""
+    positions: Int32Array
+    """[n]"""
+    counts: Int32Array
+    """[n] how many each row wants."""
+    ids: Tensor
+    """[n, most] int32"""
+    values: Tensor
+    """[n, most] float32"""
+
+    def to_host(self) -> "_Logprobs":
+        """Return the same on the host, once the current stream has come so far."""
+        return _Logprobs(
+            self.rows, self.positions, self.counts, _to_host(self.ids), _to_host(self.values)
+        )
+
+    def columns(self, failed: Sequence[int]) -> LogprobColumns | None:
+        """Return the columns of all but the failed rows, None if that is none."""
+        kept = ~np.isin(self.rows, list(failed))
+        if not kept.any():
+            return None
+        counts = self.counts[kept]
+        # Rows that want fewer than the widest take the first of theirs.
+        is_wanted = np.arange(self.ids.shape[1]) < counts[:, None]
+        return LogprobColumns(
+            rows=self.rows[kept].tobytes(),
+            positions=self.positions[kept].tobytes(),
+            n=pack_int32(counts.tolist()),
+            ids=self.ids.numpy()[kept][is_wanted].tobytes(),
+            values=self.values.numpy()[kept][is_wanted].tobytes(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """`LaunchedStep` of a model."""
+
+    rows: StepRows
+    generations: NDArray[np.int64]
+    """Of `rows.slots` when the step was launched."""
+    failed_slots: FailedSlots
+    reported: Tensor
+    """[sampled or more] int32 on the host, FAILED where a row has no token; filled by then."""
+    sampled: NDArray[np.int64] | None
+    """Which of these are the sampled rows'; None: all."""
+    logprobs: _Logprobs | None
+    done: torch.cuda.Event | None
+    """After it everything is on the host; None: it is already."""
+    sources: tuple[Tensor, ...] = ()
+    """What is being copied."""
+
+    def is_done(self) -> bool:
+        """Return whether everything is on the host."""
+        return self.done is None or self.done.query()
+
+    def output(self) -> StepOutput:
+        """Wait for the results and put them into plan row order."""
+        if self.done is not None:
+            self.done.synchronize()
+        tokens: Int32Array = self.reported.numpy()
+        if self.sampled is not None:
+            tokens = tokens[self.sampled]
+        rows, generations = self.rows, self.generations.tolist()
+        failed = self.failed_slots.of_rows(rows, generations)
+        for index in np.flatnonzero(tokens == FAILED).tolist():
+            row, slot = int(rows.sampled_rows[index]), int(rows.sampled_slots[index])
+            if row not in failed:
+                generation = generations[rows.slots.index(slot)]
+                self.failed_slots.add(rows.step_id, slot, generation, ErrorCode.NUMERIC)
+                failed[row] = ErrorCode.NUMERIC
+        logprobs = None if self.logprobs is None else self.logprobs.columns(list(failed))
+        return assemble_output(rows, tokens, failed, logprobs)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """Start to copy a tensor to pinned memory, in the current stream."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

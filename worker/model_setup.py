@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,10 +13,11 @@ from protocol.run_dir import RunDir
 from worker.attention.choice import AttentionChoice, build_attention, choose_attention
 from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
-from worker.cuda_graphs import graph_buckets
-from worker.cuda_memory import cuda_num_blocks, graph_reserve, measure_worst_step
+from worker.cuda_memory import measure_worst_step
+from worker.decode_graphs import graph_buckets
 from worker.kv_cache import KVCache, KVCacheShape, available_memory_bytes, cpu_num_blocks
 from worker.layers.linear import fewest_rows
+from worker.memory_plan import MemoryPlan, graph_reserve
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
@@ -23,8 +25,13 @@ from worker.model_runner import ModelRunner
 from worker.models.causal_lm import CausalLM
 from worker.parallel import OneRank, TensorParallel, join_ranks
 from worker.rendezvous import meet
+from worker.sampling_slots import SamplingSlots
 from worker.shard import HeadShards, divide_heads
 from worker.sharded_sampler import ShardedSampler
+from worker.slot_sampler import TorchSlotSampler
+
+if TYPE_CHECKING:
+    from worker.cuda_sampler import CudaSampler
 
 CPU_MAX_NUM_SEQS = 64
 CUDA_MAX_NUM_SEQS = 256
@@ -73,8 +80,12 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         *(report.num_bytes, report.seconds, report.num_bytes / report.seconds / 1e9),
         *(str(dtype).removeprefix("torch."), threads),
     )
+    slots = _slots(config, device)
+    # One more than there are: rows that only fill up a graph's bucket use the last.
+    sampling = SamplingSlots(slots + 1, model_config.vocab_size, device)
+    cuda_sampler = _cuda_sampler(sampling, model_config, group) if device.type == "cuda" else None
     num_blocks = config.num_blocks or _num_blocks(
-        config, model_config, model, choice, shape, heads, group, dtype=dtype, device=device
+        config, model_config, model, choice, shape, heads, cuda_sampler, dtype=dtype, device=device
     )
     cache = _allocate(shape, num_blocks, choice, dtype=dtype, device=device)
     log.info(
@@ -86,32 +97,34 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         back_end=choice.name,
         block_size=shape.block_size,
         num_blocks=num_blocks,
-        slots=_slots(config, device),
+        slots=slots,
         max_model_len=max_model_len,
         vocab_size=model_config.vocab_size,
     )
-    min_rows = fewest_rows(device, dtype)
-    if device.type == "cpu":
-        return ModelRunner(
-            model, attention, cache, facts, group=group, min_rows=min_rows, device=device
-        )
-    # Imported here because Triton is there only where there are GPUs.
-    from worker.cuda_sampler import CudaSampler  # noqa: PLC0415
-
-    sampler = CudaSampler(model_config.vocab_size, group)
     runner = ModelRunner(
         model,
         attention,
         cache,
         facts,
-        group=group,
-        min_rows=min_rows,
+        sampling=sampling,
+        sampler=cuda_sampler
+        or TorchSlotSampler(sampling, ShardedSampler(model_config.vocab_size, group)),
+        tp=config.tp,
+        min_rows=fewest_rows(device, dtype),
         device=device,
-        sampler=sampler,
     )
-    if isinstance(attention, PagedAttention) and not config.enforce_eager:
-        runner.capture_decode_graphs(attention, sampler.draw)
+    if cuda_sampler and isinstance(attention, PagedAttention) and not config.enforce_eager:
+        runner.capture_graphs(attention, cuda_sampler.draw)
     return runner
+
+
+def _cuda_sampler(
+    sampling: SamplingSlots, model_config: ModelConfig, group: TensorParallel
+) -> "CudaSampler":
+    # Imported here because Triton is there only where there are GPUs.
+    from worker.cuda_sampler import CudaSampler  # noqa: PLC0415
+
+    return CudaSampler(sampling, model_config.vocab_size, group)
 
 
 def _allocate(
@@ -195,38 +208,43 @@ def _num_blocks(
     choice: AttentionChoice,
     shape: KVCacheShape,
     heads: HeadShards,
-    group: TensorParallel,
+    cuda_sampler: "CudaSampler | None",
     *,
     dtype: torch.dtype,
     device: torch.device,
 ) -> int:
     """Return how many blocks memory allows."""
     block_bytes = shape.block_bytes(dtype)
-    if device.type == "cpu":
+    if cuda_sampler is None:
         return cpu_num_blocks(block_bytes, tp=config.tp, available_bytes=available_memory_bytes())
     slots = _slots(config, device)
     scratch = KVCache(shape, 0, dtype=dtype, device=device, layout=choice.layout)
-    memory = measure_worst_step(
+    measured = measure_worst_step(
         model,
         build_attention(choice.name, scratch, heads.query.size),
         scratch,
-        ShardedSampler(model_config.vocab_size, group),
+        cuda_sampler,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=slots,
         max_model_len=config.max_model_len or model_config.max_position_embeddings,
-        vocab_size=model_config.vocab_size,
     )
     has_graphs = choice.is_graphable and not config.enforce_eager
-    reserve = graph_reserve(
-        len(graph_buckets(slots)) if has_graphs else 0, slots, model_config.vocab_size, dtype
-    )
-    num_blocks = cuda_num_blocks(
-        memory,
+    plan = MemoryPlan(
+        total=measured.total,
         utilization=config.gpu_memory_utilization,
-        graph_reserve=reserve,
+        weights=measured.weights,
+        workspace=measured.workspace,
+        other=measured.other,
+        graphs=graph_reserve(
+            len(graph_buckets(slots)) if has_graphs else 0,
+            slots,
+            model_config.vocab_size,
+            dtype.itemsize,
+        ),
         block_bytes=block_bytes,
     )
     log.info(
-        "memory total=%d used_at_peak=%d graphs=%d", memory.total, memory.used_at_peak, reserve
+        "memory total=%d weights=%d workspace=%d graphs=%d other=%d",
+        *(plan.total, plan.weights, plan.workspace, plan.graphs, plan.other),
     )
-    return num_blocks
+    return plan.num_blocks

@@ -2,8 +2,9 @@
 
     scheduler ──Hello, StepPlan──►  this rank  ──Hello, StepResult──►  scheduler
 
-This file knows neither slots nor models; those are the runner's. It computes only while handling a
-plan, and it waits in one place, with the launcher's lifeline.
+This file knows neither slots nor models; those are the runner's. A plan is launched as soon as it
+comes, so that a device has the next step at hand when it ends one, and a result is sent as soon as
+there is one. The loop waits in one place, with the launcher's lifeline.
 """
 
 import gc
@@ -70,13 +71,17 @@ def _serve(
     log.info("waits for the scheduler address=%s", dealer.address)
 
     while True:
-        inbox.wait(HEARTBEAT_INTERVAL_S)  # the only place where this process waits
+        # The only place where this process waits. While the device computes it looks in turn for
+        # plans and for the step's end: nothing tells of both, and a sleep costs more than a step.
+        inbox.wait(0 if steps.is_computing else HEARTBEAT_INTERVAL_S)
         frames = dealer.drain()
         for frame in frames:
             message = connection.receive(frame)
             match message:
                 case StepPlan():
-                    connection.send(steps.answer(message, frame))
+                    if repeated := steps.launch(message, frame):
+                        connection.send(repeated)
+                    _report(steps, connection)
                 case Hello():
                     _meet_scheduler(message, hello, steps)
                     connection.adopt_epoch(message.epoch or hello.epoch)
@@ -87,10 +92,16 @@ def _serve(
                     pass  # the connection has done what there is to do
                 case _:
                     assert_never(message)
-        if not frames and connection.peer is not None:
+        _report(steps, connection)
+        if not frames and not steps.is_computing and connection.peer is not None:
             # Shows the scheduler a last result that got lost.
             connection.send(Ping())
         lifeline.heartbeat(steps.last_step_id)
+
+
+def _report(steps: Steps, connection: Connection[SchedulerToWorker]) -> None:
+    for result in steps.finished():
+        connection.send(result)
 
 
 def _hello(config: WorkerConfig, runner: StepRunner) -> Hello:

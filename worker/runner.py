@@ -1,9 +1,8 @@
 """What the worker's loop asks of a back end, real or fake.
 
 A runner owns its slots (`SlotTable`), its KV cache and its sampler. The loop knows none of these:
-it hands over plans in order and takes what is to be reported. It is `execute` that may be split
-into a launch and a collection, should a back end compute while the next plan arrives; nothing
-else here depends on when the work is done.
+it launches plans in order and collects what they produced in the same order. A back end may compute
+while the next plan arrives, or be done when `launch` returns; nothing else depends on which.
 """
 
 from collections.abc import Mapping
@@ -31,6 +30,37 @@ class StepOutput:
     """Entries for rows that asked for them; None if there are none, or on a rank above 0."""
 
 
+class LaunchedStep(Protocol):
+    """A step whose work has been handed to the device, which may or may not have done it."""
+
+    def is_done(self) -> bool:
+        """Return, without waiting, whether `output` would not wait."""
+        ...
+
+    def output(self) -> StepOutput:
+        """Wait for the step's work and return what it produced.
+
+        Called once for each step, in step order: what a step finds to have failed counts for later
+        ones. Raises as `StepRunner.launch` does.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step whose back end computes within `launch`."""
+
+    result: StepOutput
+
+    def is_done(self) -> bool:
+        """It is."""
+        return True
+
+    def output(self) -> StepOutput:
+        """Return what it produced."""
+        return self.result
+
+
 class StepRunner(Protocol):
     """One back end on one rank, its weights loaded and its cache allocated."""
 
@@ -39,12 +69,13 @@ class StepRunner(Protocol):
         """What this rank has, for its Hello."""
         ...
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Apply a plan, compute its rows and return what they produced.
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Apply a plan and start to compute its rows.
 
-        Plans come in step order, each once. Raises ProtocolError for a plan that does not fit what
-        earlier plans said, and ProcessError when this rank cannot go on; either ends the process.
-        A failure that concerns only some rows is an ErrorCode in the output.
+        Plans come in step order, each once, at most two of them not yet collected. Raises
+        ProtocolError for a plan that does not fit what earlier plans said, and ProcessError when
+        this rank cannot go on; either ends the process. A failure that concerns only some rows is
+        an ErrorCode in the output.
         """
         ...
 

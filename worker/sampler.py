@@ -18,7 +18,6 @@ A row whose largest logit is NaN or infinite has failed; its token means nothing
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -61,18 +60,6 @@ class Samples:
     """[rows] int64"""
     failed: Tensor
     """[rows] bool"""
-
-
-class RowSampler(Protocol):
-    """A way to sample on this rank's device, together with the other ranks."""
-
-    def sample(self, logits: Tensor, rows: SamplingRows) -> Samples:
-        """Choose a token for each row of this rank's logits, [rows, width] float32."""
-        ...
-
-    def whole_logits(self, logits: Tensor) -> Tensor:
-        """Return all ranks' logits of some rows side by side. [n, width] -> [n, vocab]"""
-        ...
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Samples:

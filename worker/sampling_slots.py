@@ -1,4 +1,4 @@
-"""Each slot's sampling parameters, on the device, and which rows of a step need what.
+"""Each slot's last token and sampling parameters, on the device, and which rows need what.
 
 The host keeps a small copy of what decides the work: whether a slot is greedy, samples freely or
 samples behind filters, and how many log-probabilities it wants. So no step has to look at the
@@ -6,6 +6,7 @@ device to know what to run.
 """
 
 import enum
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from protocol.messages import SamplingParams
 from worker.sampler import SamplingRows
 from worker.step_rows import Int32Array
+from worker.upload import upload
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this count as 0."""
@@ -28,64 +30,85 @@ class _Kind(enum.IntEnum):
 
 
 class SamplingSlots:
-    """The sampling parameters of `slots` slots. Written when a sequence joins."""
+    """What sampling knows of `slots` slots. Parameters are written when a sequence joins."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._temperatures = torch.zeros(slots, device=device)
-        self._top_k = torch.full((slots,), vocab_size, dtype=torch.int64, device=device)
-        self._top_p = torch.ones(slots, device=device)
-        self._min_p = torch.zeros(slots, device=device)
-        self._seeds = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.last_tokens = torch.zeros(slots, dtype=torch.int64, device=device)
+        """[slots] int64, the token that a slot's next decode row is fed. The sampler writes it."""
+        self.temperatures = torch.zeros(slots, device=device)
+        """[slots] float32; 0: greedy."""
+        self.top_k = torch.full((slots,), vocab_size, dtype=torch.int64, device=device)
+        """[slots] int64; the vocabulary's size keeps all."""
+        self.top_p = torch.ones(slots, device=device)
+        """[slots] float32; 1 keeps all."""
+        self.min_p = torch.zeros(slots, device=device)
+        """[slots] float32; 0 keeps all."""
+        self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
+        """[slots] int64, any pattern of bits."""
         self._kinds: NDArray[np.int8] = np.zeros(slots, dtype=np.int8)
         self._host_top_k: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
         self.num_logprobs: Int32Array = np.full(slots, NO_LOGPROBS, dtype=np.int32)
         """[slots] alternatives a slot wants reported; NO_LOGPROBS: none, nor its own token's."""
 
-    def join(self, slot: int, params: SamplingParams) -> None:
-        """Take the parameters of the sequence that has joined a slot."""
-        is_greedy = params.temperature < GREEDY_BELOW
-        keeps_all = params.top_k <= 0 or params.top_k >= self._vocab_size
-        top_k = self._vocab_size if keeps_all else params.top_k
-        is_filtered = not keeps_all or params.top_p < 1.0 or params.min_p > 0.0
-        kind = _Kind.GREEDY if is_greedy else _Kind.FILTERED if is_filtered else _Kind.UNFILTERED
-        self._kinds[slot] = kind
-        self._host_top_k[slot] = 0 if keeps_all else top_k
-        self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
-        self._temperatures[slot] = 0.0 if is_greedy else params.temperature
-        if not is_greedy:
-            assert params.seed is not None, "the scheduler sees seeds resolved"
-            self._top_k[slot] = top_k
-            self._top_p[slot] = params.top_p
-            self._min_p[slot] = params.min_p
-            self._seeds[slot] = params.seed
+    def join(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> None:
+        """Take the parameters of the sequences that have joined slots, at least one."""
+        index = np.array(slots, dtype=np.int64)
+        integers = np.zeros((2, len(slots)), dtype=np.int64)
+        floats = np.zeros((3, len(slots)), dtype=np.float32)
+        for column, (slot, given) in enumerate(zip(slots, params, strict=True)):
+            kind, top_k = self._kind(given)
+            self._kinds[slot] = kind
+            self._host_top_k[slot] = 0 if top_k == self._vocab_size else top_k
+            self.num_logprobs[slot] = NO_LOGPROBS if given.logprobs is None else given.logprobs
+            if kind is _Kind.GREEDY:
+                integers[:, column] = top_k, 0
+                floats[:, column] = 0.0, 1.0, 0.0
+            else:
+                assert given.seed is not None, "the scheduler sees seeds resolved"
+                integers[:, column] = top_k, given.seed
+                floats[:, column] = given.temperature, given.top_p, given.min_p
+        rows, device_integers, bits = upload((index, integers, floats.view(np.int32)), self._device)
+        device_floats = bits.view(torch.float32)
+        for target, values in zip((self.top_k, self.seeds), device_integers, strict=True):
+            target.index_copy_(0, rows, values)
+        targets = (self.temperatures, self.top_p, self.min_p)
+        for target, values in zip(targets, device_floats, strict=True):
+            target.index_copy_(0, rows, values)
 
-    def rows(self, slots: Int32Array, positions: Int32Array) -> SamplingRows:
-        """Return what the sampler needs for rows of these slots and indices of their tokens."""
-        index = self._to_device(slots)
+    def rows(self, slots: Int32Array, positions: Tensor) -> SamplingRows:
+        """Return what torch's sampler needs for rows of these slots.
+
+        `positions`, [rows] int64 on the device, are the indices of their tokens.
+        """
         kinds = self._kinds[slots]
         filtered = np.flatnonzero(kinds == _Kind.FILTERED)
+        index, unfiltered_rows, filtered_rows = upload(
+            (slots.astype(np.int64), np.flatnonzero(kinds == _Kind.UNFILTERED), filtered),
+            self._device,
+        )
         return SamplingRows(
-            temperatures=self._temperatures[index],
-            top_k=self._top_k[index],
-            top_p=self._top_p[index],
-            min_p=self._min_p[index],
-            seeds=self._seeds[index],
-            positions=self._to_device(positions),
-            unfiltered=self._to_device(np.flatnonzero(kinds == _Kind.UNFILTERED)),
-            filtered=self._to_device(filtered),
+            temperatures=self.temperatures[index],
+            top_k=self.top_k[index],
+            top_p=self.top_p[index],
+            min_p=self.min_p[index],
+            seeds=self.seeds[index],
+            positions=positions,
+            unfiltered=unfiltered_rows,
+            filtered=filtered_rows,
             max_top_k=int(self._host_top_k[slots[filtered]].max(initial=0)),
         )
 
-    def draw_parameters(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Return temperatures, 0 where greedy, and seeds of slots [rows] int64 on the device."""
-        return self._temperatures.index_select(0, slots), self._seeds.index_select(0, slots)
+    def any_filtered(self, slots: Int32Array) -> bool:
+        """Return whether any of these slots samples behind filters."""
+        return bool((self._kinds[slots] == _Kind.FILTERED).any())
 
-    def need_logits(self, slots: Int32Array) -> bool:
-        """Return whether any of these slots wants more than a draw: filters, log-probabilities."""
-        has_filters = self._kinds[slots] == _Kind.FILTERED
-        return bool(has_filters.any() or (self.num_logprobs[slots] != NO_LOGPROBS).any())
-
-    def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(self._device)
+    def _kind(self, params: SamplingParams) -> tuple[_Kind, int]:
+        """Return how a sequence samples, and its top-k, the vocabulary's size if it has none."""
+        keeps_all = params.top_k <= 0 or params.top_k >= self._vocab_size
+        if params.temperature < GREEDY_BELOW:
+            return _Kind.GREEDY, self._vocab_size
+        if keeps_all and params.top_p >= 1.0 and params.min_p <= 0.0:
+            return _Kind.UNFILTERED, self._vocab_size
+        return _Kind.FILTERED, self._vocab_size if keeps_all else params.top_k

@@ -13,8 +13,8 @@ from protocol.run_dir import RunDir
 def resolve_address(address: str | Path) -> str:
     """Return the `ipc://` or `tcp://` address of one frontend.
 
-    `address` is one already, or names the run directory of an engine that is ready; of several
-    frontends there, any one is taken. Raises ConfigError.
+    `address` is one already, or the path of a frontend's socket, or that of the run directory of an
+    engine that is ready; of several frontends there, any one is taken. Raises ConfigError.
     """
     text = str(address)
     if text.startswith("ipc://"):
@@ -27,7 +27,19 @@ def resolve_address(address: str | Path) -> str:
             f"{text} is no client address; give ipc://PATH, tcp://127.0.0.1:PORT or the engine's "
             "run directory. (http:// is for OpenAI clients.)"
         )
-    return secrets.choice(_clients(Path(text).expanduser()))
+    try:
+        path = Path(text).expanduser()
+        if path.is_socket():
+            return f"ipc://{path.absolute()}"
+        is_directory = bool(text) and path.is_dir()
+    except (OSError, RuntimeError) as error:  # not ours to look into, or the home of no user
+        raise ConfigError(f"{text} cannot be looked into: {error}.") from error
+    if not is_directory:
+        raise ConfigError(
+            f"{text!r} is neither a run directory nor an address; give ipc://PATH, "
+            "tcp://127.0.0.1:PORT or the engine's run directory."
+        )
+    return secrets.choice(_clients(path))
 
 
 def _clients(directory: Path) -> list[str]:

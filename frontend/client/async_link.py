@@ -16,7 +16,7 @@ from frontend.client.errors import (
     no_hello,
     too_slow,
 )
-from frontend.client.link import CLOSE_TIMEOUT_S
+from frontend.client.link import CLOSE_TIMEOUT_S, FLUSH_S
 from frontend.client.pulse import Pulse
 from frontend.client.session import Failed, Session
 from protocol.channels import AsyncDealer
@@ -82,8 +82,8 @@ class AsyncLink:
         self.session.greet(os.urandom(16), answers.put_nowait)
         try:
             await self._answer(answers, timeout_s)
-        except EngineTimeoutError as error:
-            raise no_hello(self.address, timeout_s) from error
+        except EngineTimeoutError:
+            raise no_hello(self.address, timeout_s) from None  # nothing is known to live there
 
     async def status(self, timeout_s: float) -> StatusReply:
         """Ask how the engine is."""
@@ -107,12 +107,14 @@ class AsyncLink:
             return
         with contextlib.suppress(EngineError):
             await self.abort(self.session.live_request_ids, CLOSE_TIMEOUT_S)
+        with contextlib.suppress(EngineError):
+            self._session.leave()
         self._session.fail(closed())
         self._serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._serving
         self._watch.close()
-        self._dealer.close()
+        self._dealer.close(flush_s=FLUSH_S)
         self._context.destroy(linger=0)
 
     async def _answer(self, answers: "asyncio.Queue[Answer | Failed]", timeout_s: float) -> Answer:

@@ -35,6 +35,8 @@ Answer = TypeVar("Answer", Hello, StatusReply)
 
 CLOSE_TIMEOUT_S = 1.0
 """How long closing waits until the engine has acknowledged the aborts of what still ran."""
+FLUSH_S = 0.1
+"""How long it then waits at most until the last message is out."""
 
 
 class Link:
@@ -152,8 +154,8 @@ class Link:
             session.greet(os.urandom(16), answers.append)
         try:
             self._answer(answers, timeout_s)
-        except EngineTimeoutError as error:
-            raise no_hello(self.address, timeout_s) from error
+        except EngineTimeoutError:
+            raise no_hello(self.address, timeout_s) from None  # nothing is known to live there
 
     def status(self, timeout_s: float) -> StatusReply:
         """Ask how the engine is."""
@@ -176,7 +178,9 @@ class Link:
                 return
             with contextlib.suppress(EngineError):
                 self.abort(self._session.live_request_ids, CLOSE_TIMEOUT_S)
+            with contextlib.suppress(EngineError):
+                self._session.leave()
             self._session.fail(closed())
             self._watch.close()
-            self._dealer.close()
+            self._dealer.close(flush_s=FLUSH_S)
             self._context.destroy(linger=0)

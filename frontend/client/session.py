@@ -15,6 +15,8 @@ Rules:
   engine has acknowledged it.
 - A request that was refused for want of room, and may be `repeated`, goes back to the head of the
   queue. Nothing more is sent then until some request is over, or `try_again` is called.
+- A frontend that has forgotten us says Reset. We say Hello again and send anew what was not
+  answered; a request whose output had begun fails, for it cannot go on where it was.
 - After a failure everything has ended with it, and nothing more can be asked.
 """
 
@@ -32,6 +34,7 @@ from protocol.errors import EngineError, ErrorCode, ProtocolError, RequestError
 from protocol.messages import (
     Abort,
     AbortAck,
+    AbortState,
     Drain,
     ErrorInfo,
     FinishReason,
@@ -94,8 +97,14 @@ class Session:
         """Why nothing more can be asked."""
         self.is_held_back = False
         """The engine had no room: what waits here is not sent for now."""
-        codec: Codec[FrontendToClient] = Codec(FrontendToClient)
-        self._connection = Connection(send_frame, codec)
+        self._send_frame = send_frame
+        self._codec: Codec[FrontendToClient] = Codec(FrontendToClient)
+        self._connection = Connection(send_frame, self._codec)
+        self._identity = b""
+        self._frontend: Hello | None = None
+        self._awaits_hello = False
+        self._is_served = False
+        """The frontend has answered something since its last Hello."""
         self._requests: dict[int, _Request] = {}
         self._queue: deque[_Request] = deque()
         self._num_sequences = 0
@@ -106,7 +115,7 @@ class Session:
     @property
     def is_greeted(self) -> bool:
         """Whether the frontend has said Hello."""
-        return self._connection.peer is not None
+        return self._frontend is not None
 
     @property
     def live_request_ids(self) -> list[int]:
@@ -119,7 +128,8 @@ class Session:
     def greet(self, identity: bytes, sink: HelloSink) -> None:
         """Say Hello; the frontend's goes to `sink`."""
         self._hello_sink = sink
-        self._connection.hello(Hello(role=Role.CLIENT, identity=identity))
+        self._identity = identity
+        self._say_hello()
 
     def submit(self, generate: Generate, sink: RequestSink, *, may_repeat: bool = False) -> int:
         """Send a request once there is room, and return the number it is given.
@@ -163,12 +173,18 @@ class Session:
         """Ask how the engine is. Raises what the session has failed of."""
         self._require_alive()
         self._status_sinks.append(sink)
-        self._connection.send(Status())
+        if self._is_connected:
+            self._connection.send(Status())
 
     def try_again(self) -> None:
         """Send what was held back when the engine had no room."""
         self.is_held_back = False
         self._send_waiting()
+
+    def leave(self) -> None:
+        """Tell the frontend to forget this client, whose requests it aborts then."""
+        if self.failure is None and self._is_connected:
+            self._connection.send(Reset())
 
     def fail(self, error: EngineError) -> None:
         """End everything with an error; the first one counts."""
@@ -199,16 +215,19 @@ class Session:
         message = self._connection.receive(frame)
         match message:
             case Output():
+                self._is_served = True
                 self._take_output(message)
             case AbortAck():
+                self._is_served = True
                 self._take_ack(message)
             case StatusReply():
+                self._is_served = True
                 if self._status_sinks:
                     self._status_sinks.popleft()(message)
             case Hello():
                 self._take_hello(message)
             case Reset():
-                self.fail(EngineGoneError(self.address, "has forgotten this client"))
+                self._come_again()
             case None | Ping() | Resend() | Drain():
                 pass  # the connection has done what there is to do; a draining engine refuses
             case _:
@@ -219,13 +238,38 @@ class Session:
             raise ProtocolError(
                 f"A {hello.role.name.lower()} answers at {self.address}; clients talk to frontends."
             )
-        if self._hello_sink is None:
+        if self._frontend is not None and hello.identity != self._frontend.identity:
             self.fail(EngineGoneError(self.address, "has restarted"))
             return
+        if not self._awaits_hello:
+            return  # it does not know us any more, and the Reset that follows says so
+        self._awaits_hello = False
+        self._is_served = False
+        self._frontend = hello
         self._connection.adopt_epoch(hello.epoch)
-        self._hello_sink(hello)
-        self._hello_sink = None
+        if self._hello_sink is not None:
+            self._hello_sink(hello)
+            self._hello_sink = None
+        for _ in self._status_sinks:
+            self._connection.send(Status())
         self._send_waiting()
+
+    def _come_again(self) -> None:
+        """Say Hello to a frontend that has forgotten us, and give it anew what it owes us."""
+        if not self._is_served:
+            # It forgot us as soon as it had met us, and would do so again.
+            what = "does not serve this client: its log says why"
+            self.fail(EngineGoneError(self.address, what))
+            return
+        self._say_hello()
+        for request in reversed([each for each in self._requests.values() if each.is_sent]):
+            if request.has_output and not request.is_ended:
+                self._end(request, self._cannot_go_on())
+            for ack_sink in request.ack_sinks:
+                ack_sink(_acknowledged(request.generate.request_id))
+            request.must_repeat = not request.is_ended
+            self._leave(request)
+        self.is_held_back = False
 
     def _take_output(self, output: Output) -> None:
         request = self._requests.get(output.request_id)
@@ -269,6 +313,22 @@ class Session:
 
     # --------------------------------------------------------------------------
 
+    @property
+    def _is_connected(self) -> bool:
+        return self._frontend is not None and not self._awaits_hello
+
+    def _say_hello(self) -> None:
+        self._connection = Connection(self._send_frame, self._codec)
+        self._awaits_hello = True
+        self._connection.hello(Hello(role=Role.CLIENT, identity=self._identity))
+
+    def _cannot_go_on(self) -> RequestError:
+        return RequestError(
+            ErrorCode.OVERLOADED,
+            f"The engine at {self.address} has dropped this client, which left too much unread; "
+            "what had begun cannot go on.",
+        )
+
     def _require_alive(self) -> None:
         if self.failure is not None:
             raise self.failure
@@ -295,7 +355,7 @@ class Session:
         self.try_again()
 
     def _send_waiting(self) -> None:
-        while self._queue and self.is_greeted and not self.is_held_back:
+        while self._queue and self._is_connected and not self.is_held_back:
             request = self._queue[0]
             if request.is_ended:
                 self._queue.popleft()
@@ -307,6 +367,11 @@ class Session:
             request.is_sent = True
             self._num_sequences = after
             self._connection.send(request.generate)
+
+
+def _acknowledged(request_id: int) -> AbortAck:
+    """Return what stands for the answer of a frontend that has aborted all we had."""
+    return AbortAck(request_id=request_id, sample=-1, state=AbortState.UNKNOWN, blocks_returned=0)
 
 
 def _aborted(request_id: int, sample: int, next_index: int) -> Delta:

@@ -26,6 +26,7 @@ from protocol.messages import (
     Generate,
     Hello,
     Output,
+    Ping,
     Reset,
     Role,
     SamplingParams,
@@ -343,6 +344,117 @@ def test_a_client_that_leaves_or_misbehaves_loses_its_requests_only(bench, how, 
     assert (live, aborts) == (1, 1)
     assert isinstance(hello, Hello)
     assert "Traceback" not in caplog.text
+
+
+def test_a_client_that_was_left_is_told_once_and_comes_again(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        client.send(Reset())
+        for _ in range(2):
+            client.send(Status())
+        told = [await client.receive() for _ in range(2)]
+        silent = await client.is_silent()
+        client.connect()
+        await client.hello()
+        client.send(Status())
+        return told, silent, await client.receive()
+
+    told, silent, status = bench(use)
+    assert [type(message) for message in told] == [Hello, Reset]
+    assert silent
+    assert isinstance(status, StatusReply)
+
+
+def test_places_of_clients_that_have_come_and_gone_are_free_again(bench, monkeypatch):
+    monkeypatch.setattr("frontend.client_endpoint.MAX_CLIENTS", 4)
+
+    async def use(bench):
+        stays = bench.client()
+        await stays.hello()
+        for number in range(12):
+            client = bench.client()
+            await client.hello()
+            if number % 2:
+                client.send(Reset())
+                await until(lambda: len(bench.endpoint._sessions) == 1)
+            client.socket.close()
+            await until(lambda: bench.endpoint.leave_gone() or len(bench.endpoint._sessions) == 1)
+        stays.send(Status())
+        while isinstance(answer := await stays.receive(), Ping):
+            pass
+        return answer
+
+    assert isinstance(bench(use), StatusReply)
+
+
+def test_one_too_many_is_refused(bench, monkeypatch):
+    monkeypatch.setattr("frontend.client_endpoint.MAX_CLIENTS", 1)
+
+    async def use(bench):
+        first, second = bench.client(), bench.client()
+        await first.hello()
+        refused = [await second.hello(), await second.receive()]
+        first.send(Reset())
+        second.connect()
+        return refused, await second.hello(), len(bench.endpoint._sessions)
+
+    refused, hello, sessions = bench(use)
+    assert [type(message) for message in refused] == [Hello, Reset]
+    assert isinstance(hello, Hello)
+    assert sessions == 1
+
+
+def test_a_client_that_is_gone_ends_what_it_does_not_stream(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        message = Generate(
+            request_id=1, prompt_ids=PROMPT, params=SamplingParams(n=2), stream=False
+        )
+        client.send(message)
+        await bench.sequences(2)
+        client.socket.close()
+        await until(lambda: bench.endpoint.leave_gone() or bench.aborts())
+        return bench.aborts(), bench.engine.num_live_requests
+
+    assert bench(use) == ([(1, -1)], 0)
+
+
+def test_a_client_that_is_only_idle_stays_however_often_it_is_pinged(bench, monkeypatch):
+    monkeypatch.setattr("protocol.channels.HIGH_WATER_MARK", 1)
+
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        for _ in range(20_000):
+            bench.endpoint.leave_gone()
+        (identity,) = bench.endpoint._sessions
+        return bench.endpoint._router.send(identity, b"no room"), len(bench.endpoint._sessions)
+
+    assert bench(use) == (False, 1)
+
+
+def test_a_client_whose_queue_is_full_is_told_once_it_reads(bench, monkeypatch, caplog):
+    monkeypatch.setattr("protocol.channels.HIGH_WATER_MARK", 10)
+
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+        (sequence,) = await bench.sequences(1)
+        for _ in range(20_000):
+            bench.endpoint.leave_gone()
+        bench.tokens(sequence, [5], first=0)
+        await until(bench.aborts)
+        client.send(Status())
+        await until(lambda: "refused a message" in caplog.text)
+        while not await client.is_silent():
+            pass
+        client.send(Status())
+        return [await client.receive() for _ in range(2)]
+
+    assert [type(message) for message in bench(use)] == [Hello, Reset]
 
 
 def test_a_client_that_is_gone_is_noticed_when_it_is_spoken_to(bench):

@@ -87,6 +87,30 @@ def test_closing_aborts_what_is_live_and_stops_what_has_not_started(run):
     assert run(use) == (1, 0, [])
 
 
+@pytest.mark.parametrize("token_id", [1, -1])
+def test_an_abort_of_one_sample_before_the_start_leaves_the_others(run, token_id):
+    async def use(session, sent, engine):
+        prompt_ids = pack_int32([token_id])
+        session.handle(
+            Generate(request_id=1, prompt_ids=prompt_ids, params=SamplingParams(n=2), stream=False)
+        )
+        for _ in range(3):
+            session.handle(Abort(request_id=1, sample=0))
+        await turn()
+        for _ in range(engine.num_unacknowledged_aborts):
+            engine.take_ack(
+                AbortAck(request_id=1, sample=0, state=AbortState.LIVE, blocks_returned=2)
+            )
+        await turn()
+        acks = [message for message in sent if isinstance(message, AbortAck)]
+        return acks, engine.num_live_requests
+
+    (ack,), num_live = run(use)
+    state, live = (AbortState.LIVE, 1) if token_id == 1 else (AbortState.UNKNOWN, 0)
+    assert (ack.sample, ack.state) == (0, state)
+    assert num_live == live
+
+
 def test_an_abort_that_the_scheduler_does_not_confirm_is_answered_all_the_same(run, monkeypatch):
     monkeypatch.setattr("frontend.client_session.ABORT_TIMEOUT_S", 0.02)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import psutil
 import pytest
 import zmq.asyncio
@@ -17,6 +18,7 @@ from frontend.config import FrontendConfig
 from protocol.child import Child
 from protocol.flags import to_flags
 from protocol.lifecycle import ProcessConfig
+from protocol.messages import StatusReply
 from tests.frontend.conftest import FACTS, ROOT, FakeScheduler, Http, parse_events, until
 
 CHAT = "/v1/chat/completions"
@@ -240,13 +242,32 @@ def test_it_sleeps_when_there_is_nothing_to_do(frontend):
     assert text <= 0.01
 
 
-def test_flags_are_checked():
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--port", "70000"], "--port is 70000; it must be 0 to 65535"),
+        (["--served-model-name", ""], "--served-model-name is '', of 0 characters; give 1 to 256"),
+        (["--served-model-name", b"\xff"], r"--served-model-name is '\udcff', of 1 characters"),
+        (["--listen", "tcp://127.0.0.1:0", "--api-key-file", "x"], "exclude each other"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_flags_are_checked(flags, sentence):
     done = subprocess.run(
-        [sys.executable, "-m", "frontend", "--run-dir", "x", "--model", "y", "--port", "70000"],
+        [sys.executable, "-m", "frontend", "--run-dir", "x", "--model", "y", *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,
+        timeout=30,
         check=False,
     )
     assert done.returncode == 2
-    assert "--port is 70000; it must be 0 to 65535" in done.stderr
+    assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "東" * 256, "Hub/name 1"])
+def test_a_legal_name_fits_every_answer(name):
+    FrontendConfig(process=ProcessConfig(run_dir="x"), model="y", served_model_name=name)
+    reply = StatusReply(model=name, ready=True, facts=None, live_requests=0, waiting_requests=0)
+    encoded = msgspec.msgpack.encode(reply)
+    assert msgspec.msgpack.decode(encoded, type=StatusReply) == reply

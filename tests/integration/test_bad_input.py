@@ -79,6 +79,12 @@ def broken(tiny_model, tmp_path):
         (["--max-model-len", "100000"], "the model was made for at most 8192 tokens"),
         (["--host", "no.such.host.invalid"], "cannot be used"),
         (["--api-key-file", "no-such-file"], "no-such-file"),
+        (
+            ["--api-key-file", "keys", "--listen", "tcp://127.0.0.1:0"],
+            "--listen and --api-key-file exclude each other: keys guard HTTP alone",
+        ),
+        (["--served-model-name", "x" * 257], "of 257 characters; give 1 to 256 characters"),
+        (["--served-model-name", "a\udcff"], r"--served-model-name is 'a\udcff', of 2 characters"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -61,12 +61,17 @@ def draw_params(count):
     ]
 
 
-def until_idle(client, timeout_s=2.0):
-    """Wait until the engine works on nothing."""
+def until_live(client, count, timeout_s=10.0):
+    """Wait until the engine works on as many requests."""
     deadline = time.monotonic() + timeout_s
-    while client.status().live_requests:
+    while client.status().live_requests != count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def until_idle(client):
+    """Wait until the engine works on nothing."""
+    until_live(client, 0, timeout_s=2.0)
 
 
 def survivors(processes, within_s):
@@ -233,9 +238,9 @@ def test_an_engine_that_is_stopped_finishes_or_says_why(launch):
 # AsyncClient
 
 
-async def until_live(client, *, are_live):
+async def until_busy(client, *, is_busy):
     """Wait until the engine works on something or nothing; the caller bounds it."""
-    while bool((await client.status()).live_requests) != are_live:  # noqa: ASYNC110 - a process's
+    while bool((await client.status()).live_requests) != is_busy:  # noqa: ASYNC110 - a process's
         await asyncio.sleep(0.01)
 
 
@@ -257,7 +262,7 @@ def test_many_tasks_stream_and_leave_at_once(fake_engine):
                 for index, prompt in enumerate(prompts)
             ]
             batch, *streamed = await asyncio.gather(client.generate(prompts, GREEDY), *streams)
-            await until_live(client, are_live=False)
+            await until_busy(client, is_busy=False)
             return batch, streamed
 
     async def bounded():
@@ -276,9 +281,9 @@ def test_a_cancelled_call_ends_in_the_engine(fake_engine):
     async def main():
         async with asyncio.timeout(30), AsyncClient(fake_engine.client) as client:
             generating = asyncio.create_task(client.generate(draw_prompts(10), LONG))
-            await until_live(client, are_live=True)
+            await until_busy(client, is_busy=True)
             generating.cancel()
-            await until_live(client, are_live=False)
+            await until_busy(client, is_busy=False)
             return generating.cancelled()
 
     assert asyncio.run(main())
@@ -320,6 +325,28 @@ def test_the_death_of_ones_own_engine_is_explained():
         with pytest.raises(EngineGoneError, match=r"the run ends because worker-0 .* SIGKILL"):
             llm.generate(draw_prompts(20), LONG, progress=False)
         timer.join()
+
+
+CLIENT_PROGRAM = """
+import sys
+from frontend import Client, SamplingParams
+client = Client(sys.argv[1])
+client.generate([[1]] * 3, SamplingParams(max_tokens=8000, ignore_eos=True))
+"""
+
+
+def test_a_client_that_is_killed_ends_in_the_engine_also_where_it_does_not_stream(
+    fake_engine, client
+):
+    program = subprocess.Popen([sys.executable, "-c", CLIENT_PROGRAM, fake_engine.client], cwd=ROOT)
+    try:
+        until_live(client, 3)
+        program.kill()
+        program.wait(10)
+        until_live(client, 0, timeout_s=5.0)
+    finally:
+        program.kill()
+        program.wait()
 
 
 PROGRAM = """
@@ -367,3 +394,17 @@ def test_an_example_runs(fake_engine, name):
     said = "temperature of params is 9: expected" if name == "client" else "Why is snow white?"
     assert said in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["client", "async_client"])
+def test_an_example_without_an_address_says_how_it_is_used(name):
+    done = subprocess.run(
+        [sys.executable, "-m", f"examples.{name}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"usage: python -m examples.{name} ADDRESS_OR_RUN_DIR\n"

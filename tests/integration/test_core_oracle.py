@@ -105,7 +105,8 @@ class Mix:
                 return
         if self.plans:
             frame = self.plans.popleft()
-            result = self.steps.answer(self.decode_plan(frame), frame)
+            assert self.steps.launch(self.decode_plan(frame), frame) is None
+            (result,) = self.steps.finished()
             answer = self.decode_result(self.to_scheduler.frame(result))
             for source, deltas in self.scheduler.commit(answer):
                 assert source == SOURCE

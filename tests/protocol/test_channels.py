@@ -7,7 +7,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.channels import AsyncDealer, AsyncRouter, Dealer, Inbox, Router
+from protocol.channels import PARTS_A_TURN, AsyncDealer, AsyncRouter, Dealer, Inbox, Router
 from protocol.errors import ConfigError, LauncherGoneError
 from protocol.lifecycle import Lifeline, ProcessConfig
 from protocol.recording import Recorder, read_recording
@@ -132,10 +132,65 @@ def test_asyncio_twins_talk_to_each_other(address):
         for _ in range(3):
             assert router.send(identity, frame + b"!")
         answers = [await asyncio.wait_for(dealer.receive(), 10) for _ in range(3)]
-        gone = router.send(b"nobody", b"x")
+        gone = router.send(b"nobody", b"x"), router.reaches(b"nobody", b"x")
         dealer.close()
         router.close()
         context.destroy(linger=0)
         return answers, gone
 
-    assert asyncio.run(talk()) == ([b"hello!"] * 3, False)
+    assert asyncio.run(talk()) == ([b"hello!"] * 3, (False, False))
+
+
+def test_a_message_of_many_frames_is_dropped_and_gives_others_their_turn(address):
+    async def talk():
+        context = zmq.asyncio.Context()
+        router = AsyncRouter(context, address)
+        dealer = AsyncDealer(context, address, bind=False)
+        receiving = asyncio.create_task(router.receive())
+        await dealer.socket.send_multipart([b"part"] * 5 * PARTS_A_TURN)
+        await dealer.socket.send_multipart([b"x", b"y"])
+        dealer.send(b"ours")
+        turns = 0
+        while not receiving.done():
+            await asyncio.sleep(0)
+            turns += 1
+        dealer.close()
+        router.close()
+        context.destroy(linger=0)
+        return receiving.result()[1], turns
+
+    frame, turns = asyncio.run(asyncio.wait_for(talk(), 10))
+    assert frame == b"ours"
+    assert turns >= 4
+
+
+def test_a_peer_that_does_not_read_is_still_reached(address, monkeypatch):
+    monkeypatch.setattr("protocol.channels.HIGH_WATER_MARK", 1)
+
+    async def talk():
+        context = zmq.asyncio.Context()
+        router = AsyncRouter(context, address)
+        dealer = AsyncDealer(context, address, bind=False)
+        dealer.send(b"hello")
+        identity, _ = await asyncio.wait_for(router.receive(), 10)
+        has_room = True
+        while has_room:
+            has_room = router.send(identity, bytes(100_000))
+            await asyncio.sleep(0)
+        reached = router.reaches(identity, b"x")
+        dealer.close()
+        router.close()
+        context.destroy(linger=0)
+        return reached
+
+    assert asyncio.run(talk())
+
+
+def test_what_is_sent_before_closing_arrives_if_it_may(sockets, address):
+    receiver = sockets.router(address)
+    context = zmq.Context()
+    sender = Dealer(context, address, bind=False)
+    sender.send(b"last words")
+    sender.close(flush_s=10.0)
+    context.destroy(linger=0)
+    assert [frame for _, frame in drain(receiver, 1)] == [b"last words"]

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from benchmarks.attention_cases import plain_attention
 from worker.attention.base import DecodeRows
-from worker.attention.paged import ChunkBatch, DecodeKernel
+from worker.attention.paged import DecodeKernel
+from worker.batch import ChunkBatch
 
 
 class PlainKernels:
@@ -31,12 +32,14 @@ class PlainKernels:
         self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
     ) -> Tensor:
         assert chunks.length_starts.diff().tolist() == chunks.lengths.tolist()
-        assert chunks.max_length == int(chunks.lengths.max())
-        assert chunks.max_count == int(chunks.query_starts.diff().max())
+        assert chunks.max_length >= int(chunks.lengths.max())
+        assert chunks.max_count >= int(chunks.query_starts.diff().max())
         starts = chunks.query_starts.tolist()
         parts = []
         for index, length in enumerate(chunks.lengths.tolist()):
             rows = query[starts[index] : starts[index + 1]]
+            if not len(rows):
+                continue
             contents = _gather(keys, values, chunks.block_tables[index], length)
             parts.append(plain_attention(rows, contents, length - len(rows)))
         return torch.cat(parts).view(query.shape)

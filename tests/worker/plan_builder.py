@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from protocol.columns import pack_int32
 from protocol.messages import EngineFacts, Join, SamplingParams, StepPlan
+from worker.runner import StepOutput, StepRunner
 
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=100)
 
@@ -70,3 +71,8 @@ def make_plan(
 
 def _pack_rows(rows: Sequence[tuple[int, ...]]) -> bytes:
     return pack_int32(value for row in rows for value in row)
+
+
+def execute(runner: StepRunner, plan: StepPlan) -> StepOutput:
+    """Launch a plan and wait for what it produced."""
+    return runner.launch(plan).output()

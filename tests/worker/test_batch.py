@@ -39,7 +39,7 @@ def test_chunks():
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
     assert batch.cache_positions.tolist() == [28, 29, 30, 31, 12, 13, 36, 37, 38, 39]
     assert (batch.num_rows, batch.num_tokens, batch.num_decode) == (10, 10, 0)
-    assert batch.num_sampled == 1
+    assert len(batch.sampled) == 1
     assert batch.logit_rows.tolist() == [5]
     first, second = batch.chunks
     assert (first.first_row, first.start, first.count, first.end) == (0, 0, 6, 6)
@@ -48,6 +48,8 @@ def test_chunks():
     assert second.block_table.tolist() == [9]
     # Block 3 is filled to half, block 9 wholly.
     assert batch.opened_blocks == (3,)
+    assert batch.sampled.slots.tolist() == batch.sampled.host_slots.tolist() == [2]
+    assert batch.sampled.indices.tolist() == [6]
 
 
 def mixed(min_rows: int = 1) -> ForwardBatch:
@@ -96,7 +98,7 @@ def test_padding_rows():
     assert batch.tokens.tolist() == [902, 0, 0, 0]
     assert batch.positions.tolist() == [2, 0, 0, 0]
     assert batch.cache_positions.tolist() == [30]
-    assert (batch.num_rows, batch.num_tokens, batch.num_sampled) == (4, 1, 1)
+    assert (batch.num_rows, batch.num_tokens, len(batch.sampled)) == (4, 1, 1)
     assert batch.logit_rows.tolist() == [0, 0, 0, 0]
     assert mixed(min_rows=4).num_rows == 11
 
@@ -104,7 +106,7 @@ def test_padding_rows():
 def test_nothing_sampled():
     join = make_join(2, range(9), [7, 8, 9])
     batch = Builder(min_rows=4).build(joins=[join], chunks=[(2, 0, 8, 0)])
-    assert batch.num_sampled == 0
+    assert len(batch.sampled) == 0
     assert batch.logit_rows.tolist() == []
 
 
@@ -115,6 +117,33 @@ def test_a_chunk_that_goes_on_in_a_block_does_not_open_it():
     assert builder.build(chunks=[(0, 7, 2, 0)]).opened_blocks == (3,)
 
 
+def test_chunks_side_by_side():
+    builder = Builder()
+    builder.build(
+        joins=[make_join(1, range(11), [1, 2, 3]), make_join(4, range(3), [9])],
+        chunks=[(1, 0, 8, 0), (4, 0, 3, 1)],
+    )
+    batch = builder.build(
+        decode=[4],
+        joins=[make_join(0, range(5), [4, 7])],
+        chunks=[(0, 0, 5, 1), (1, 8, 3, 1)],
+    )
+    chunks = batch.chunk_batch
+    assert chunks is not None
+    assert chunks.query_starts.tolist() == [0, 5, 8]
+    assert chunks.lengths.tolist() == [5, 11]
+    assert chunks.length_starts.tolist() == [0, 5, 16]
+    assert chunks.block_tables.tolist() == [[4, 7, PAD_BLOCK], [1, 2, 3]]
+    assert (chunks.max_count, chunks.max_length, chunks.is_fresh) == (5, 11, False)
+    assert chunks.query_starts.dtype == chunks.block_tables.dtype == torch.int32
+    assert batch.sampled.slots.tolist() == [4, 0, 1]
+    assert batch.sampled.indices.tolist() == [4, 5, 11]
+    assert builder.build(decode=[1, 0]).chunk_batch is None
+    fresh = Builder().build(joins=[make_join(0, [5], [4])], chunks=[(0, 0, 1, 1)]).chunk_batch
+    assert fresh is not None
+    assert fresh.is_fresh
+
+
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_types(count: int):
     batch = Builder().build(
@@ -123,4 +152,5 @@ def test_types(count: int):
     for tensor in (batch.tokens, batch.positions, batch.cache_positions, batch.logit_rows):
         assert tensor.dtype == torch.int64
     assert batch.decode_lengths.dtype == np.int32
+    assert batch.device_lengths.dtype == batch.decode_blocks.dtype == torch.int32
     assert batch.decode_blocks.shape == (0, 0)

@@ -5,7 +5,7 @@ import pytest
 from protocol.columns import unpack_float32, unpack_int32
 from protocol.errors import ErrorCode, ProcessError, ProtocolError
 from protocol.messages import SamplingParams, StepPlan
-from tests.worker.plan_builder import GREEDY, make_facts, make_join, make_plan
+from tests.worker.plan_builder import GREEDY, execute, make_facts, make_join, make_plan
 from tests.worker.random_plans import RandomPlans
 from worker.checksum import checksum_token
 from worker.checksum_runner import ChecksumRunner
@@ -30,7 +30,7 @@ def oracle(context: list[int], params: SamplingParams) -> int:
 
 
 def run(runner: StepRunner, *plans: StepPlan) -> list[list[int]]:
-    return [runner.execute(plan).tokens.tolist() for plan in plans]
+    return [execute(runner, plan).tokens.tolist() for plan in plans]
 
 
 PREFILL = make_plan(1, joins=[make_join(0, PROMPT, [9, 4])], chunks=[(0, 0, 6, 1)])
@@ -61,8 +61,8 @@ def test_seeded_sampling_follows_the_oracle() -> None:
 
 def test_chunks_add_up_to_the_prompt() -> None:
     runner = ChecksumRunner(FACTS)
-    first = runner.execute(
-        make_plan(1, joins=[make_join(0, PROMPT, [9, 4])], chunks=[(0, 0, 3, 0)])
+    first = execute(
+        runner, make_plan(1, joins=[make_join(0, PROMPT, [9, 4])], chunks=[(0, 0, 3, 0)])
     )
     assert (first.tokens.tolist(), first.counts.tolist()) == ([], [0])
     assert run(runner, make_plan(2, chunks=[(0, 3, 3, 1)])) == [following(PROMPT, 1)]
@@ -71,16 +71,17 @@ def test_chunks_add_up_to_the_prompt() -> None:
 def test_tokens_come_in_plan_row_order() -> None:
     runner = ChecksumRunner(FACTS)
     other = [21, 22, 23]
-    runner.execute(
+    execute(
+        runner,
         make_plan(
             1,
             joins=[make_join(0, PROMPT, [9, 4]), make_join(1, other, [5])],
             chunks=[(1, 0, 3, 1), (0, 0, 6, 1)],
-        )
+        ),
     )
     joins = [make_join(2, [31, 32], [6]), make_join(3, [41], [7])]
-    output = runner.execute(
-        make_plan(2, joins=joins, decode=[1, 0], chunks=[(2, 0, 1, 0), (3, 0, 1, 1)])
+    output = execute(
+        runner, make_plan(2, joins=joins, decode=[1, 0], chunks=[(2, 0, 1, 0), (3, 0, 1, 1)])
     )
     assert output.counts.tolist() == [1, 1, 0, 1]
     expected = [following(other, 2)[1], following(PROMPT, 2)[1], following([41], 1)[0]]
@@ -90,15 +91,15 @@ def test_tokens_come_in_plan_row_order() -> None:
 
 def test_rule_3_a_later_step_leaves_an_earlier_output_alone() -> None:
     runner = ChecksumRunner(FACTS)
-    first = runner.execute(PREFILL)
+    first = execute(runner, PREFILL)
     token = first.tokens.tolist()
-    runner.execute(make_plan(2, decode=[0]))
+    execute(runner, make_plan(2, decode=[0]))
     assert first.tokens.tolist() == token
 
 
 def test_rule_4_a_freed_slot_and_its_blocks_serve_the_very_next_plan() -> None:
     runner = ChecksumRunner(FACTS)
-    runner.execute(PREFILL)
+    execute(runner, PREFILL)
     resumed = PROMPT + following(PROMPT, 1)
     (token,) = run(
         runner,
@@ -114,7 +115,7 @@ def test_rule_4_a_freed_slot_and_its_blocks_serve_the_very_next_plan() -> None:
 
 def test_a_prefix_hit_reads_the_shared_blocks() -> None:
     runner = ChecksumRunner(FACTS)
-    runner.execute(PREFILL)
+    execute(runner, PREFILL)
     hit = [*PROMPT[:4], 77]
     join = make_join(1, hit, [9, 5])
     assert run(runner, make_plan(2, joins=[join], chunks=[(1, 4, 1, 1)])) == [following(hit, 1)]
@@ -122,7 +123,7 @@ def test_a_prefix_hit_reads_the_shared_blocks() -> None:
 
 def test_block_copies_move_contents_in_order() -> None:
     runner = ChecksumRunner(FACTS)
-    runner.execute(PREFILL)
+    execute(runner, PREFILL)
     fork = [*PROMPT[:5], 77]  # shares block 9, and the first position of block 4
     plan = make_plan(
         2,
@@ -145,7 +146,7 @@ def test_block_copies_move_contents_in_order() -> None:
 )
 def test_a_wrong_plan_shows_as_a_wrong_token(wrong: StepPlan) -> None:
     runner = ChecksumRunner(FACTS)
-    runner.execute(PREFILL)
+    execute(runner, PREFILL)
     is_right = wrong.joins[0].token_ids == make_join(0, PROMPT, []).token_ids
     token_ids = unpack_int32(wrong.joins[0].token_ids)
     assert (run(runner, wrong) == [following(token_ids, 1)]) is is_right
@@ -159,7 +160,7 @@ def test_ranks_agree() -> None:
 
 def test_a_plan_that_does_not_fit_is_fatal() -> None:
     with pytest.raises(ProtocolError, match="step 1: slot 0 decodes but is free"):
-        ChecksumRunner(FACTS).execute(make_plan(1, decode=[0]))
+        execute(ChecksumRunner(FACTS), make_plan(1, decode=[0]))
 
 
 # Failures
@@ -171,16 +172,17 @@ def failures(output: StepOutput) -> tuple[list[int], list[int], list[int]]:
 
 def test_rule_9_a_step_out_of_memory_fails_all_its_rows() -> None:
     runner = ChecksumRunner(FACTS, faults=Faults(memory_step=2))
-    runner.execute(PREFILL)
+    execute(runner, PREFILL)
     joins = [make_join(1, [1, 2, 3], [5]), make_join(2, [4, 5], [6])]
     memory = int(ErrorCode.OUT_OF_MEMORY)
-    output = runner.execute(
-        make_plan(2, joins=joins, decode=[0], chunks=[(1, 0, 2, 0), (2, 0, 2, 1)])
+    output = execute(
+        runner, make_plan(2, joins=joins, decode=[0], chunks=[(1, 0, 2, 0), (2, 0, 2, 1)])
     )
     assert failures(output) == ([], [-1, -1, -1], [memory, memory, memory])
     join = make_join(0, PROMPT, [9, 4], generation=1)
-    output = runner.execute(
-        make_plan(3, leaves=[0], joins=[join], decode=[2], chunks=[(0, 0, 6, 1), (1, 2, 1, 1)])
+    output = execute(
+        runner,
+        make_plan(3, leaves=[0], joins=[join], decode=[2], chunks=[(0, 0, 6, 1), (1, 2, 1, 1)]),
     )
     assert failures(output) == (following(PROMPT, 1), [-1, 1, -1], [memory, memory])
 
@@ -188,23 +190,24 @@ def test_rule_9_a_step_out_of_memory_fails_all_its_rows() -> None:
 def test_rule_9_out_of_memory_ends_a_group_of_ranks() -> None:
     runner = ChecksumRunner(FACTS, tp=2, faults=Faults(memory_step=1))
     with pytest.raises(ProcessError, match="Step 1 ran out of memory"):
-        runner.execute(PREFILL)
+        execute(runner, PREFILL)
 
 
 def test_rule_9_a_numeric_failure_stays_with_its_row() -> None:
     runner = ChecksumRunner(FACTS, faults=Faults(numeric_token=22))
     logprobs = SamplingParams(temperature=0.0, seed=0, logprobs=0)
-    output = runner.execute(
+    output = execute(
+        runner,
         make_plan(
             1,
             joins=[make_join(1, [21, 22], [5], params=logprobs), make_join(0, PROMPT, [9, 4])],
             chunks=[(1, 0, 2, 1), (0, 0, 6, 1)],
-        )
+        ),
     )
     numeric = int(ErrorCode.NUMERIC)
     assert failures(output) == (following(PROMPT, 1), [-1, 1], [numeric])
     assert output.logprobs is None
-    output = runner.execute(make_plan(2, decode=[0, 1]))
+    output = execute(runner, make_plan(2, decode=[0, 1]))
     assert failures(output) == ([following(PROMPT, 2)[1]], [1, -1], [numeric])
 
 
@@ -214,16 +217,17 @@ def test_rule_9_a_numeric_failure_stays_with_its_row() -> None:
 def test_logprobs_have_an_entry_for_each_row_that_asked() -> None:
     runner = ChecksumRunner(FACTS)
     asking = SamplingParams(temperature=0.0, seed=0, logprobs=2)
-    runner.execute(
+    execute(
+        runner,
         make_plan(
             1,
             joins=[make_join(0, PROMPT, [9, 4]), make_join(1, [1], [5], params=asking)],
             chunks=[(0, 0, 6, 1), (1, 0, 1, 1)],
-        )
+        ),
     )
     join = make_join(2, [5, 6, 7], [6], params=asking)
-    columns = runner.execute(
-        make_plan(2, joins=[join], decode=[0, 1], chunks=[(2, 0, 3, 1)])
+    columns = execute(
+        runner, make_plan(2, joins=[join], decode=[0, 1], chunks=[(2, 0, 3, 1)])
     ).logprobs
     assert columns is not None
     assert unpack_int32(columns.rows) == [1, 2]
@@ -239,7 +243,7 @@ def test_logprobs_have_an_entry_for_each_row_that_asked() -> None:
 def test_a_rank_above_0_reports_no_logprobs() -> None:
     asking = SamplingParams(temperature=0.0, seed=0, logprobs=2)
     plan = make_plan(1, joins=[make_join(0, [1], [5], params=asking)], chunks=[(0, 0, 1, 1)])
-    assert ChecksumRunner(make_facts(rank=1), tp=2).execute(plan).logprobs is None
+    assert execute(ChecksumRunner(make_facts(rank=1), tp=2), plan).logprobs is None
 
 
 # A random scheduler
@@ -250,7 +254,7 @@ def test_every_token_of_random_plans_is_the_oracles() -> None:
     for seed in range(20):
         runner = ChecksumRunner(FACTS)
         for expected in RandomPlans(random.Random(seed), FACTS, oracle).plans(60):
-            output = runner.execute(expected.plan)
+            output = execute(runner, expected.plan)
             assert output.tokens.tolist() == expected.tokens, f"seed {seed}"
             assert output.counts.tolist() == expected.counts, f"seed {seed}"
             nil_lists += expected.plan.decode is None

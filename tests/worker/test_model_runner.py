@@ -10,7 +10,7 @@ import torch
 from protocol.columns import unpack_float32, unpack_int32
 from protocol.errors import ErrorCode, ProcessError
 from protocol.messages import EngineFacts, SamplingParams
-from tests.worker.plan_builder import make_join, make_plan
+from tests.worker.plan_builder import execute, make_join, make_plan
 from tests.worker.thread_ranks import on_all, thread_ranks
 from tests.worker.tiny_models import CPU, reference_logits, save_llama
 from worker.attention.torch_attention import TorchAttention
@@ -20,7 +20,10 @@ from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
 from worker.parallel import OneRank, TensorParallel
 from worker.runner import StepOutput
+from worker.sampling_slots import SamplingSlots
 from worker.shard import divide_heads
+from worker.sharded_sampler import ShardedSampler
+from worker.slot_sampler import TorchSlotSampler
 
 
 class Driver:
@@ -51,12 +54,15 @@ class Driver:
             max_model_len=96,
             vocab_size=config.vocab_size,
         )
+        sampling = SamplingSlots(9, config.vocab_size, CPU)
         self.runner = ModelRunner(
             self.model,
             TorchAttention(self.cache, heads.query.size),
             self.cache,
             self.facts,
-            group=group,
+            sampling=sampling,
+            sampler=TorchSlotSampler(sampling, ShardedSampler(config.vocab_size, group)),
+            tp=group.size,
             min_rows=4,
             device=CPU,
         )
@@ -64,7 +70,7 @@ class Driver:
 
     def step(self, **plan) -> StepOutput:
         self._step_id += 1
-        return self.runner.execute(make_plan(self._step_id, **plan))
+        return execute(self.runner, make_plan(self._step_id, **plan))
 
     def start(self, prompts: list[list[int]], params: list[SamplingParams] | None = None):
         """Join every prompt, with 12 blocks each, and prefill it."""

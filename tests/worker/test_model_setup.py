@@ -6,7 +6,7 @@ import torch
 
 from protocol.errors import ConfigError, ModelFileError
 from protocol.lifecycle import ProcessConfig
-from tests.worker.plan_builder import make_join, make_plan
+from tests.worker.plan_builder import execute, make_join, make_plan
 from tests.worker.tiny_models import save_llama
 from worker.config import WorkerConfig
 from worker.model_setup import build_model_runner
@@ -31,7 +31,7 @@ def test_defaults_come_from_model_and_machine(tmp_path: Path):
     assert (facts.block_size, facts.num_blocks, facts.slots) == (16, 20, 64)
     assert facts.back_end == "torch"
     assert torch.get_num_threads() == 1
-    output = runner.execute(make_plan(1, joins=[make_join(0, [1], [0])], chunks=[(0, 0, 1, 1)]))
+    output = execute(runner, make_plan(1, joins=[make_join(0, [1], [0])], chunks=[(0, 0, 1, 1)]))
     assert output.counts.tolist() == [1]
 
 

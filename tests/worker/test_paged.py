@@ -5,8 +5,6 @@ import torch
 
 from benchmarks.attention_cases import Shape, largest_errors, random_case
 from tests.worker.plain_kernels import PlainKernels
-from worker.attention.paged import batch_chunks
-from worker.batch import ChunkRows
 
 CPU = torch.device("cpu")
 SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=8, block_size=16)
@@ -33,18 +31,3 @@ def test_rows_of_a_graph(num_decode: int):
     case = random_case(SHAPE, num_decode=num_decode, num_chunks=0, max_len=90, seed=7)
     errors = largest_errors(case, "fa3", dtype=torch.float32, device=CPU, as_graph=True)
     assert errors.is_within, errors
-
-
-def test_chunks_in_one_batch():
-    chunks = [
-        ChunkRows(first_row=2, start=0, count=5, block_table=torch.tensor([4, 7])),
-        ChunkRows(first_row=7, start=8, count=3, block_table=torch.tensor([1, 2, 3])),
-    ]
-    batch = batch_chunks(chunks, CPU)
-    assert batch.query_starts.tolist() == [0, 5, 8]
-    assert batch.lengths.tolist() == [5, 11]
-    assert batch.length_starts.tolist() == [0, 5, 16]
-    assert batch.block_tables.tolist() == [[4, 7, 0], [1, 2, 3]]
-    assert (batch.max_count, batch.max_length, batch.is_fresh) == (5, 11, False)
-    assert batch.query_starts.dtype == batch.block_tables.dtype == torch.int32
-    assert batch_chunks(chunks[:1], CPU).is_fresh

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from protocol.messages import EngineFacts
-from tests.worker.plan_builder import make_join, make_plan
+from tests.worker.plan_builder import execute, make_join, make_plan
 from tests.worker.tiny_models import CPU
 from worker.attention.torch_attention import TorchAttention
 from worker.kv_cache import KVCache, KVCacheShape
@@ -18,6 +18,9 @@ from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
 from worker.parallel import OneRank
+from worker.sampling_slots import SamplingSlots
+from worker.sharded_sampler import ShardedSampler
+from worker.slot_sampler import TorchSlotSampler
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPTS = [
@@ -76,12 +79,15 @@ def our_tokens(path: Path) -> list[list[int]]:
         max_model_len=64,
         vocab_size=config.vocab_size,
     )
+    sampling = SamplingSlots(5, config.vocab_size, CPU)
     runner = ModelRunner(
         model,
         TorchAttention(cache, config.num_heads),
         cache,
         facts,
-        group=group,
+        sampling=sampling,
+        sampler=TorchSlotSampler(sampling, ShardedSampler(config.vocab_size, group)),
+        tp=1,
         min_rows=fewest_rows(CPU, torch.float32),
         device=CPU,
     )
@@ -90,9 +96,9 @@ def our_tokens(path: Path) -> list[list[int]]:
         for slot, prompt in enumerate(PROMPTS)
     ]
     chunks = [(slot, 0, len(prompt), 1) for slot, prompt in enumerate(PROMPTS)]
-    outputs = [runner.execute(make_plan(1, joins=joins, chunks=chunks))]
+    outputs = [execute(runner, make_plan(1, joins=joins, chunks=chunks))]
     for step in range(2, NUM_TOKENS + 1):
-        outputs.append(runner.execute(make_plan(step, decode=[0, 1, 2])))
+        outputs.append(execute(runner, make_plan(step, decode=[0, 1, 2])))
     return [[int(output.tokens[slot]) for output in outputs] for slot in range(len(PROMPTS))]
 
 

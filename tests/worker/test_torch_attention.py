@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.attention_cases import unrotated
 from tests.worker.plan_builder import make_join, make_plan
 from worker.attention.torch_attention import TorchAttention, split_by_length
 from worker.batch import BatchBuilder
@@ -66,7 +67,7 @@ def test_leavings_of_other_sequences_are_not_seen():
         batch = builder.build(table.apply(plan), table.block_tables, last_tokens)
         positions = batch.positions
         key_value = torch.stack((keys[positions], values[positions]), dim=1)[:, :, None]
-        output = attention.start_step(batch).attend(0, query[positions], key_value)
+        output = attention.start_step(batch).attend(0, unrotated(query[positions], key_value))
         for row, position in enumerate(positions.tolist()):
             scores = query[position] @ keys[: position + 1].T / 2
             expected = scores.softmax(-1) @ values[: position + 1]
@@ -79,7 +80,7 @@ def test_padding_rows_come_out_zero_and_are_not_stored():
     plan = make_plan(1, joins=[make_join(0, [1], [2])], chunks=[(0, 0, 1, 1)])
     batch = builder.build(table.apply(plan), table.block_tables, torch.zeros(2, dtype=torch.int64))
     step = attention.start_step(batch)
-    output = step.attend(0, torch.randn(4, 2, 4), torch.randn(4, 2, 1, 4))
+    output = step.attend(0, unrotated(torch.randn(4, 2, 4), torch.randn(4, 2, 1, 4)))
     assert output[0].isfinite().all()
     assert torch.equal(output[1:], torch.zeros(3, 8))
     assert cache.data[0, 0, 0].isfinite().all(dim=(1, 2)).tolist() == [

@@ -125,10 +125,10 @@ class Stepper:
             self.cache.copy_blocks(rows.copies.tolist())
             batch = self.builder.build(rows, self.table.block_tables, self.last_tokens)
             hidden = self.model(batch.tokens, batch.positions, self.attention.start_step(batch))
-            if not batch.num_sampled:
+            if not len(batch.sampled):
                 return torch.empty(0, 0)
             logits = self.model.logits(hidden.index_select(0, batch.logit_rows))
-        return logits[: batch.num_sampled]
+        return logits[: len(batch.sampled)]
 
     def prefill(self, slot: int, token_ids: Sequence[int], blocks: Sequence[int]) -> Tensor:
         """Join a sequence and compute it whole; return the logits of its last token."""

@@ -10,18 +10,53 @@ from typing import Protocol
 
 from torch import Tensor
 
-from worker.batch import ForwardBatch
+from worker.batch import ChunkBatch, ForwardBatch
+from worker.layers.head_norm import HeadNorm
+from worker.layers.rotary import Rotation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectedHeads:
+    """One layer's queries, keys and values as their product made them, and what is still to do.
+
+    Queries and keys are to be normalised, where the model does that, and rotated, in place. It is
+    left to the back end because it can be one with the write to the cache.
+    """
+
+    heads: Tensor
+    """[rows, heads + 2 · kv_heads, head_dim]: queries, keys, values; contiguous."""
+    num_heads: int
+    num_kv_heads: int
+    head_norm: HeadNorm | None
+    rotation: Rotation
+
+    @property
+    def query(self) -> Tensor:
+        """[rows, heads, head_dim]"""
+        return self.heads[:, : self.num_heads]
+
+    @property
+    def key_value(self) -> Tensor:
+        """[rows, 2, kv_heads, head_dim]"""
+        rows, _, head_dim = self.heads.shape
+        return self.heads[:, self.num_heads :].view(rows, 2, self.num_kv_heads, head_dim)
+
+    def finish_(self) -> None:
+        """Normalise and rotate queries and keys by torch's operators."""
+        rotated = self.heads[:, : self.num_heads + self.num_kv_heads]
+        if self.head_norm is not None:
+            self.head_norm.normalize_(rotated)
+        self.rotation.turn_(rotated)
 
 
 class StepAttention(Protocol):
     """Attention of one step's rows, for every layer in turn."""
 
-    def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
-        """Store this step's keys and values, then attend to everything before each row.
+    def attend(self, layer: int, projected: ProjectedHeads) -> Tensor:
+        """Finish queries and keys, store keys and values, attend to everything before each row.
 
-        `query` is [rows, heads, head_dim], rotated; `key_value` is [rows, 2, kv_heads, head_dim],
-        rotated keys, then values; returns [rows, heads · head_dim], valid until the next call.
-        The cache of the layer must be written in step order and on one stream.
+        Returns [rows, heads · head_dim], valid until the next call. The cache of the layer must be
+        written in step order and on one stream.
         """
         ...
 
@@ -50,8 +85,15 @@ class DecodeRows:
 
 
 class GraphableBackend(AttentionBackend, Protocol):
-    """A back end whose decode steps do the same work on the host whatever the rows hold."""
+    """A back end that does the same work on the host whatever the rows hold."""
 
     def start_decode(self, rows: DecodeRows) -> StepAttention:
         """Prepare a step of decode rows only. All of it may be captured in a graph."""
+        ...
+
+    def start_chunks(self, chunks: ChunkBatch, cache_positions: Tensor) -> StepAttention:
+        """Prepare a step of chunks only, of which every row is one's. It may be captured too.
+
+        `cache_positions` [rows] int64 are where each row's key and value go.
+        """
         ...

@@ -7,7 +7,8 @@ graph and the same step run eagerly agree.
 from torch import Tensor
 
 from worker.attention.base import DecodeRows
-from worker.attention.paged import ChunkBatch, DecodeKernel, PagedKernels
+from worker.attention.paged import DecodeKernel, PagedKernels
+from worker.batch import ChunkBatch
 
 
 class KernelsByRows:

@@ -12,7 +12,7 @@ import torch
 
 from protocol.errors import ConfigError
 from worker.attention.by_rows import KernelsByRows
-from worker.attention.paged import PagedAttention, PagedKernels
+from worker.attention.paged import KVWriter, PagedAttention, PagedKernels, write_by_torch
 from worker.attention.torch_attention import TorchAttention
 from worker.kv_cache import KVCache, KVLayout
 
@@ -169,7 +169,16 @@ def build_attention(name: str, cache: KVCache, num_heads: int) -> TorchAttention
     """Return the back end of this name over a cache of its layout."""
     if name == "torch":
         return TorchAttention(cache, num_heads)
-    return PagedAttention(cache, _kernels(name, cache, num_heads))
+    return PagedAttention(cache, _kernels(name, cache, num_heads), _writer(cache))
+
+
+def _writer(cache: KVCache) -> KVWriter:
+    if not cache.data.is_cuda:
+        return write_by_torch
+    # Imported here because Triton is there only where there are GPUs.
+    from worker.attention.fused_write import write_fused  # noqa: PLC0415
+
+    return write_fused
 
 
 def _kernels(name: str, cache: KVCache, num_heads: int) -> PagedKernels:

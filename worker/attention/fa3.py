@@ -16,7 +16,8 @@ from torch import Tensor
 
 from worker.attention.base import DecodeRows
 from worker.attention.fa3_splits import chunk_splits, decode_splits
-from worker.attention.paged import ChunkBatch, DecodeKernel
+from worker.attention.paged import DecodeKernel
+from worker.batch import ChunkBatch
 from worker.kv_cache import KVCacheShape
 
 _PACKS_GROUP = True

@@ -6,7 +6,8 @@ from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from torch import Tensor
 
 from worker.attention.base import DecodeRows
-from worker.attention.paged import ChunkBatch, DecodeKernel
+from worker.attention.paged import DecodeKernel
+from worker.batch import ChunkBatch
 
 
 class FlashAttnKernels:

@@ -16,31 +16,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from worker.attention.base import DecodeRows, StepAttention
-from worker.batch import ChunkRows, ForwardBatch
+from worker.attention.base import DecodeRows, ProjectedHeads, StepAttention
+from worker.batch import ChunkBatch, ForwardBatch
 from worker.kv_cache import KVCache, KVLayout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkBatch:
-    """All chunks of a step, for one call."""
-
-    query_starts: Tensor
-    """[chunks + 1] int32, the first row of each chunk among the chunks' rows, then their number."""
-    lengths: Tensor
-    """[chunks] int32, tokens up to the end of each chunk."""
-    length_starts: Tensor
-    """[chunks + 1] int32, running sums of the lengths, from 0."""
-    block_tables: Tensor
-    """[chunks, blocks] int32"""
-    max_count: int
-    """Rows of the longest chunk."""
-    max_length: int
-    """The largest of the lengths."""
-    is_fresh: bool
-    """Every chunk starts its sequence, so that lengths are counts."""
 
 
 class DecodeKernel(Protocol):
@@ -71,36 +50,63 @@ class PagedKernels(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Keys and values of one layer, each [blocks, block_size, kv_heads, head_dim]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class KVWriter(Protocol):
+    """Finishes a layer's queries and keys, and writes keys and values to the cache."""
+
+    def __call__(
+        self, projected: ProjectedHeads, cache: LayerCache, cache_positions: Tensor
+    ) -> None:
+        """`cache_positions` [n] int64: where the first n rows' go; later rows' go nowhere."""
+        ...
+
+
+def write_by_torch(projected: ProjectedHeads, cache: LayerCache, cache_positions: Tensor) -> None:
+    """`KVWriter` of torch's operators: any device and dtype."""
+    projected.finish_()
+    written = projected.key_value[: len(cache_positions)]
+    cache.keys.flatten(0, 1).index_copy_(0, cache_positions, written[:, 0])
+    cache.values.flatten(0, 1).index_copy_(0, cache_positions, written[:, 1])
+
+
 class PagedAttention:
     """The back end around a library's kernels. Its cache is blocks first."""
 
-    def __init__(self, cache: KVCache, kernels: PagedKernels) -> None:
+    def __init__(self, cache: KVCache, kernels: PagedKernels, writer: KVWriter) -> None:
         assert cache.layout is KVLayout.BLOCKS_FIRST, "paged kernels read blocks first"
         self._kernels = kernels
+        self._writer = writer
         self._caches = [LayerCache(*layer) for layer in cache.data]
 
     def start_step(self, batch: ForwardBatch) -> StepAttention:
-        """Gather what the two calls of a step need."""
-        device = batch.positions.device
-        lengths = torch.from_numpy(batch.decode_lengths).to(device)
+        """Prepare the two calls of a step."""
         rows = DecodeRows(
             cache_positions=batch.cache_positions,
-            lengths=lengths,
-            block_tables=batch.decode_blocks.to(torch.int32),
+            lengths=batch.device_lengths,
+            block_tables=batch.decode_blocks,
         )
         return _PagedStep(
             caches=self._caches,
+            writer=self._writer,
             cache_positions=batch.cache_positions,
             num_decode=batch.num_decode,
             decode=self._kernels.start_decode(rows) if batch.num_decode else None,
             kernels=self._kernels,
-            chunks=batch_chunks(batch.chunks, device) if batch.chunks else None,
+            chunks=batch.chunk_batch,
         )
 
     def start_decode(self, rows: DecodeRows) -> StepAttention:
         """Prepare a step of decode rows only, all of it on the device."""
         return _PagedStep(
             caches=self._caches,
+            writer=self._writer,
             cache_positions=rows.cache_positions,
             num_decode=len(rows.lengths),
             decode=self._kernels.start_decode(rows),
@@ -108,20 +114,17 @@ class PagedAttention:
             chunks=None,
         )
 
-
-class LayerCache:
-    """Keys and values of one layer, each [blocks, block_size, kv_heads, head_dim]."""
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys = keys
-        self.values = values
-        self._flat_keys = keys.flatten(0, 1)
-        self._flat_values = values.flatten(0, 1)
-
-    def store(self, cache_positions: Tensor, key_value: Tensor) -> None:
-        """Write rows, [rows, 2, kv_heads, head_dim], to cache positions, [rows] int64."""
-        self._flat_keys.index_copy_(0, cache_positions, key_value[:, 0])
-        self._flat_values.index_copy_(0, cache_positions, key_value[:, 1])
+    def start_chunks(self, chunks: ChunkBatch, cache_positions: Tensor) -> StepAttention:
+        """Prepare a step of chunks only, all of it on the device."""
+        return _PagedStep(
+            caches=self._caches,
+            writer=self._writer,
+            cache_positions=cache_positions,
+            num_decode=0,
+            decode=None,
+            kernels=self._kernels,
+            chunks=chunks,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,7 @@ class _PagedStep:
     """`StepAttention` of `PagedAttention`."""
 
     caches: Sequence[LayerCache]
+    writer: KVWriter
     cache_positions: Tensor
     """[tokens] int64"""
     num_decode: int
@@ -138,10 +142,11 @@ class _PagedStep:
     chunks: ChunkBatch | None
     """None if there are none."""
 
-    def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+    def attend(self, layer: int, projected: ProjectedHeads) -> Tensor:
         """Store, then attend: one call for decode rows, one for chunks."""
         cache, num_tokens = self.caches[layer], len(self.cache_positions)
-        cache.store(self.cache_positions, key_value[:num_tokens])
+        self.writer(projected, cache, self.cache_positions)
+        query, key_value = projected.query, projected.key_value
         parts = []
         if self.decode is not None:
             decoded = self.decode(query[: self.num_decode, None], cache.keys, cache.values)
@@ -161,23 +166,3 @@ class _PagedStep:
             keys, values = key_value.unbind(1)
             return self.kernels.attend_fresh(query, keys, values, chunks).flatten(1)
         return self.kernels.attend_paged(query, cache.keys, cache.values, chunks).flatten(1)
-
-
-def batch_chunks(chunks: Sequence[ChunkRows], device: torch.device) -> ChunkBatch:
-    """Gather chunks, at least one, for one call."""
-    counts = [chunk.count for chunk in chunks]
-    lengths = [chunk.end for chunk in chunks]
-    sums = torch.zeros(2, len(chunks) + 1, dtype=torch.int32)
-    sums[:, 1:] = torch.tensor([counts, lengths]).cumsum(1)
-    starts = sums.to(device)
-    return ChunkBatch(
-        query_starts=starts[0],
-        lengths=starts[1].diff(),
-        length_starts=starts[1],
-        block_tables=pad_sequence([chunk.block_table for chunk in chunks], batch_first=True).to(
-            torch.int32
-        ),
-        max_count=max(counts),
-        max_length=max(lengths),
-        is_fresh=all(chunk.start == 0 for chunk in chunks),
-    )

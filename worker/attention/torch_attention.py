@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from worker.attention.base import StepAttention
+from worker.attention.base import ProjectedHeads, StepAttention
 from worker.batch import ChunkRows, ForwardBatch
 from worker.kv_cache import KVCache
 from worker.step_rows import Int32Array
@@ -211,8 +211,10 @@ class _TorchStep:
     output: Tensor
     """[rows, heads · head_dim]; every layer writes all rows but the padding, which stays zero."""
 
-    def attend(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+    def attend(self, layer: int, projected: ProjectedHeads) -> Tensor:
         """Store, then attend: decode rows by group, chunks one by one."""
+        projected.finish_()
+        query, key_value = projected.query, projected.key_value
         written = key_value.flatten(1, 2)[: self.batch.num_tokens]
         self.pools[layer].index_copy_(1, self.batch.cache_positions, written.transpose(0, 1))
         for group in self.groups:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from worker.attention.base import DecodeRows
-from worker.attention.paged import ChunkBatch, DecodeKernel
+from worker.attention.paged import DecodeKernel
+from worker.batch import ChunkBatch
 from worker.kernels import decode_attention, prefill_attention
 from worker.kv_cache import KVCacheShape
 

@@ -31,7 +31,7 @@ class HeadNorm(nn.Module):
         """[2, head_dim]: of queries, of keys."""
         self._counts = (num_heads, num_kv_heads)
         self._shape = (head_dim,)
-        self._eps = eps
+        self.eps = eps
         self._floor = torch.tensor(math.sqrt(head_dim * eps), device=device)
         self._scales: Tensor | None = None
 
@@ -42,7 +42,7 @@ class HeadNorm(nn.Module):
             length = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=torch.float32)
             heads.div_(length.hypot_(self._floor)).mul_(self._scales)
         else:
-            torch.mul(F.rms_norm(heads, self._shape, None, self._eps), self._scales, out=heads)
+            torch.mul(F.rms_norm(heads, self._shape, None, self.eps), self._scales, out=heads)
 
     def prepare(self) -> None:
         """Spread the weights over the heads, now that they have their values. Called once."""

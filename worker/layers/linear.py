@@ -56,7 +56,7 @@ class OneDnnProduct:
 
 def runs_on_onednn(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN multiplies this dtype natively on this device."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch gives it no types
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,17 +1,29 @@
 """Root-mean-square normalisation, alone and after adding to the residual."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 
+class NormKernels(NamedTuple):
+    """The norm in one launch, as a GPU has it."""
+
+    norm: Callable[[Tensor, Tensor, float], Tensor]
+    """(x, weight, eps) -> x normalised"""
+    add_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    """(x, residual, weight, eps) -> the sum normalised; the sum is then in `residual`."""
+
+
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32.
 
     On CPU `F.rms_norm` is nine small operators. There the norm is computed from the length of x,
-    since sqrt(mean(x²) + eps) = hypot(|x|, sqrt(size · eps)) / sqrt(size): four operators.
+    since sqrt(mean(x²) + eps) = hypot(|x|, sqrt(size · eps)) / sqrt(size): four operators. On a GPU
+    it is one kernel, together with the addition before it.
     """
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -23,10 +35,13 @@ class RMSNorm(nn.Module):
         self._shape = (size,)
         self._eps = eps
         self._scaled: Tensor | None = None
+        self._kernels: NormKernels | None = None
         self._floor = torch.tensor(math.sqrt(size * eps), device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised. [rows, size] -> [rows, size]"""
+        if self._kernels is not None:
+            return self._kernels.norm(x, self.weight, self._eps)
         if self._scaled is None:
             return F.rms_norm(x, self._shape, self.weight, self._eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
@@ -34,6 +49,8 @@ class RMSNorm(nn.Module):
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Add x to the residual; return the sum normalised, and the sum. May reuse `residual`."""
+        if self._kernels is not None:
+            return self._kernels.add_norm(x, residual, self.weight, self._eps), residual
         residual = residual.add_(x)
         return self.forward(residual), residual
 
@@ -41,3 +58,8 @@ class RMSNorm(nn.Module):
         """Choose the way to compute, now that the weight has its values. Called once."""
         if self.weight.device.type == "cpu":
             self._scaled = self.weight.float() * math.sqrt(self._shape[0])
+        elif self.weight.device.type == "cuda":
+            # Imported here because Triton is there only where there are GPUs.
+            from worker.kernels.norm import add_rms_norm, rms_norm  # noqa: PLC0415
+
+            self._kernels = NormKernels(norm=rms_norm, add_norm=add_rms_norm)

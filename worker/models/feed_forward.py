@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from worker.layers.activation import silu_and_multiply
+from worker.layers.activation import gated_activation
 from worker.layers.linear import Linear
 from worker.layers.row_parallel import RowParallelLinear
 from worker.parallel import TensorParallel
@@ -32,10 +32,11 @@ class FeedForward(nn.Module):
         self.gate_up = Linear(
             hidden_size, 2 * self.down.inputs.size, bias=bias, dtype=dtype, device=device
         )
+        self._activate = gated_activation(device)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, hidden]"""
-        projected: Tensor = self.down(silu_and_multiply(self.gate_up(hidden)))
+        projected: Tensor = self.down(self._activate(self.gate_up(hidden)))
         return projected
 
     def weights(self, prefix: str) -> Iterator[Weight]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from worker.attention.base import StepAttention
+from worker.attention.base import ProjectedHeads, StepAttention
 from worker.layers.head_norm import HeadNorm
 from worker.layers.linear import Linear
 from worker.layers.rotary import Rotation
@@ -38,12 +38,9 @@ class SelfAttention(nn.Module):
         self._layer = layer
         self._heads = heads
         self._head_dim = head_dim
-        self._num_heads = heads.query.size
-        self._num_kv_heads = heads.key_value.size
-        self._num_rotated = self._num_heads + self._num_kv_heads
         self.qkv = Linear(
             hidden_size,
-            (self._num_rotated + self._num_kv_heads) * head_dim,
+            (heads.query.size + 2 * heads.key_value.size) * head_dim,
             bias=bias,
             dtype=dtype,
             device=device,
@@ -60,15 +57,15 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation, attention: StepAttention) -> Tensor:
         """[rows, hidden] -> [rows, hidden]"""
-        heads = self.qkv(hidden).view(len(hidden), -1, self._head_dim)
-        rotated = heads[:, : self._num_rotated]
-        if self.head_norm is not None:
-            self.head_norm.normalize_(rotated)
-        rotation.turn_(rotated)
-        query = heads[:, : self._num_heads]
-        key_value = heads[:, self._num_heads :].unflatten(1, (2, self._num_kv_heads))
-        projected: Tensor = self.output(attention.attend(self._layer, query, key_value))
-        return projected
+        projected = ProjectedHeads(
+            heads=self.qkv(hidden).view(len(hidden), -1, self._head_dim),
+            num_heads=self._heads.query.size,
+            num_kv_heads=self._heads.key_value.size,
+            head_norm=self.head_norm,
+            rotation=rotation,
+        )
+        output: Tensor = self.output(attention.attend(self._layer, projected))
+        return output
 
     def weights(self, prefix: str) -> Iterator[Weight]:
         """Yield where each checkpoint tensor goes."""

@@ -11,6 +11,7 @@ import zmq
 from protocol.channels import Inbox, Router
 from protocol.columns import pack_int32
 from protocol.connection import Codec, Connection, Outgoing
+from protocol.errors import ProtocolError
 from protocol.lifecycle import Lifeline, ProcessConfig
 from protocol.messages import (
     Abort,
@@ -22,6 +23,7 @@ from protocol.messages import (
     Generate,
     Hello,
     Output,
+    Reset,
     Role,
     Status,
     StatusReply,
@@ -37,6 +39,9 @@ FACTS = EngineFacts(
     max_model_len=512,
     vocab_size=1000,
 )
+
+
+FRONTEND_HELLO = Hello(role=Role.FRONTEND, identity=b"f", epoch=3)
 
 
 def expected_tokens(prompt, sample=0):
@@ -85,6 +90,8 @@ class FakeEndpoint:
         self.answers_status = True
         self.received = queue.Queue()
         """Every Generate and Abort, in order."""
+        self.resets = queue.Queue()
+        """Every Reset."""
         self.open = {}
         self.most_open = 0
         self._errors = []
@@ -133,6 +140,10 @@ class FakeEndpoint:
         """Send a message to every client."""
         self._orders.put(lambda: [self.send(client, message) for client in self._connections])
 
+    def forget_all(self):
+        """Forget every client, as a frontend does that has dropped them."""
+        self._orders.put(self._connections.clear)
+
     def take(self, kind, count=1, timeout=10):
         """Return the next messages received, all of one kind."""
         taken = [self.received.get(timeout=timeout) for _ in range(count)]
@@ -176,14 +187,25 @@ class FakeEndpoint:
             send = partial(router.send, client)
             connection = Connection(send, self._codec, Outgoing(epoch=3))
             self._connections[client] = connection
-        match connection.receive(frame):
-            case Hello(role=Role.CLIENT):
-                connection.hello(Hello(role=Role.FRONTEND, identity=b"f", epoch=3))
+        try:
+            message = connection.receive(frame)
+        except ProtocolError:
+            connection.hello(FRONTEND_HELLO)
+            connection.send(Reset())
+            return
+        match message:
+            case Hello(role=Role.CLIENT) as hello:
+                connection = Connection(partial(router.send, client), self._codec, Outgoing(3))
+                connection.peer = hello
+                self._connections[client] = connection
+                connection.hello(FRONTEND_HELLO)
             case Generate() as generate:
                 self.received.put(generate)
                 self.open[client, generate.request_id] = (client, generate)
                 self.most_open = max(self.most_open, len(self.open))
                 self.on_generate(client, generate)
+            case Reset() as reset:
+                self.resets.put(reset)
             case Abort() as abort:
                 self.received.put(abort)
                 was = self.open.pop((client, abort.request_id), None)
@@ -241,9 +263,10 @@ class InMemoryFrontend:
         heard, self.heard = self.heard, []
         return heard
 
-    def hello(self, role=Role.FRONTEND):
-        """Return our Hello."""
-        return msgspec.msgpack.encode(Hello(role=role, identity=b"f", epoch=3))
+    def hello(self, role=Role.FRONTEND, identity=b"f"):
+        """Return our Hello, after which our numbering starts anew."""
+        self._outgoing = Outgoing(epoch=3)
+        return msgspec.msgpack.encode(Hello(role=role, identity=identity, epoch=3))
 
     def frame(self, message):
         """Return a numbered message."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 
 import pytest
 
@@ -27,7 +28,10 @@ def test_an_address_stays_as_it_is(address):
         ("tcp://127.0.0.1", "names no port"),
         ("tcp://127.0.0.1:0", "names no port"),
         ("tcp://127.0.0.1:70000", "has no legal port"),
-        ("/no/such/directory", "holds no run.json"),
+        ("/no/such/directory", "'/no/such/directory' is neither a run directory nor an address"),
+        ("127.0.0.1:5555", "give ipc://PATH, tcp://127.0.0.1:PORT or the engine's run directory"),
+        ("", "'' is neither a run directory nor an address"),
+        ("~no-such-user/run", "~no-such-user/run cannot be looked into"),
     ],
 )
 def test_what_cannot_be_an_address_is_refused(address, sentence):
@@ -40,6 +44,18 @@ def test_a_run_directory_gives_one_of_its_frontends(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"clients": clients}))
     assert {resolve_address(tmp_path) for _ in range(64)} == set(clients)
     assert resolve_address(str(tmp_path)) in clients
+
+
+def test_a_directory_without_run_file_may_be_that_of_an_engine_not_yet_ready(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no run\.json: it is no run directory, or its"):
+        resolve_address(tmp_path)
+
+
+def test_the_path_of_a_socket_is_an_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a short relative path: pytest's own are near the limit
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("clients-0")
+        assert resolve_address("clients-0") == f"ipc://{tmp_path}/clients-0"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"clients": []}', '{"clients": "x"}'])

@@ -240,11 +240,28 @@ def test_a_program_that_blocks_its_loop_does_not_blame_the_engine(endpoint):
     assert with_client(endpoint, use, silence_limit_s=0.3)[0].token_ids == tokens("x")
 
 
+def test_the_frontend_is_told_to_forget_a_client_that_is_closed(endpoint):
+    async def use(client):
+        await client.generate("x")
+
+    with_client(endpoint, use)
+    endpoint.resets.get(timeout=10)
+
+
+def test_an_engine_that_has_dropped_the_client_takes_it_again(endpoint):
+    async def use(client):
+        await client.generate("x")
+        endpoint.forget_all()
+        return await client.generate("y")
+
+    assert with_client(endpoint, use)[0].token_ids == tokens("y")
+
+
 def test_an_engine_that_forgets_the_client(endpoint):
     endpoint.on_generate = lambda source, _: endpoint.send(source, Reset())
 
     async def use(client):
-        with pytest.raises(EngineGoneError, match="has forgotten this client"):
+        with pytest.raises(EngineGoneError, match="does not serve this client"):
             await client.generate("x")
 
     with_client(endpoint, use)

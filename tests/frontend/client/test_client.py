@@ -284,9 +284,23 @@ def test_an_engine_that_lives_is_waited_for_beyond_the_silence_limit(endpoint):
         assert client.generate("x")[0].token_ids == tokens("x")
 
 
+def test_the_frontend_is_told_to_forget_a_client_that_is_closed(endpoint):
+    with Client(endpoint.address) as client:
+        client.generate("x")
+    endpoint.resets.get(timeout=10)
+    Client(endpoint.address).close()
+    endpoint.resets.get(timeout=10)
+
+
+def test_an_engine_that_has_dropped_the_client_takes_it_again(endpoint, client):
+    assert client.generate("x")[0].token_ids == tokens("x")
+    endpoint.forget_all()
+    assert client.generate("y")[0].token_ids == tokens("y")
+
+
 def test_an_engine_that_forgets_the_client(endpoint, client):
     endpoint.on_generate = lambda source, _: endpoint.send(source, Reset())
-    with pytest.raises(EngineGoneError, match="has forgotten this client"):
+    with pytest.raises(EngineGoneError, match="does not serve this client"):
         client.generate("x")
 
 

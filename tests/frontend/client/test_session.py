@@ -28,6 +28,7 @@ from protocol.messages import (
 )
 
 OVERLOADED = ErrorInfo(code=ErrorCode.OVERLOADED, message="Full.")
+STATUS = StatusReply(model="m", ready=True, facts=None, live_requests=0, waiting_requests=0)
 BAD = ErrorInfo(code=ErrorCode.INVALID_REQUEST, message="No.", param="prompt")
 
 
@@ -72,6 +73,11 @@ class Talk:
         for message in messages:
             self.session.receive(self.frontend.frame(message))
 
+    def forget(self):
+        """Say what a frontend says to whom it does not know."""
+        self.session.receive(self.frontend.hello())
+        self.say(Reset())
+
     def sent(self):
         return self.frontend.take()
 
@@ -114,15 +120,77 @@ def test_only_a_frontend_may_answer(frontend_side):
         talk.session.receive(talk.frontend.hello(Role.SCHEDULER))
 
 
-@pytest.mark.parametrize("how", ["hello", "reset"])
-def test_a_frontend_that_forgets_us_fails_everything(talk, how):
+@pytest.mark.parametrize("how", ["has restarted", "does not serve this client"])
+def test_another_frontend_or_one_that_will_not_have_us_fails_everything(talk, how):
     _, events = talk.submit()
-    if how == "hello":
-        talk.session.receive(talk.frontend.hello())
+    if how == "has restarted":
+        talk.session.receive(talk.frontend.hello(identity=b"other"))
     else:
         talk.say(Reset())
     assert isinstance(talk.session.failure, EngineGoneError)
+    assert how in str(talk.session.failure)
     assert events == [Ended(request_id=1, error=talk.session.failure)]
+
+
+def test_a_frontend_that_has_forgotten_us_gets_anew_what_it_has_not_answered(frontend_side):
+    talk = Talk(frontend_side(), window=4)
+    (first, done), (second, begun), (third, waits) = map(talk.submit, (1, 1, 2))
+    assert talk.sent_ids() == [first, second, third] == [1, 2, 3]
+    (fourth, aborted), (fifth, queued) = talk.submit(), talk.submit()
+    acks, statuses = [], []
+    talk.say(output(first, [5]))
+    assert talk.sent_ids() == [fourth]
+    talk.say(output(second, [6], reason=None))
+    talk.session.abort(fourth, acks.append)
+    talk.session.ask_status(statuses.append)
+    talk.sent()
+
+    talk.forget()
+    (hello,) = talk.sent()
+    assert (hello.role, hello.identity) == (Role.CLIENT, b"me")
+    talk.session.ask_status(statuses.append)
+    assert talk.sent() == []
+    talk.session.receive(talk.frontend.hello())
+    sent = talk.sent()
+    assert [type(message) for message in sent] == [Status, Status, Generate, Generate]
+    assert [message.seq for message in sent] == [1, 2, 3, 4]
+    assert [message.request_id for message in sent[2:]] == [third, fifth]
+    assert ends_of(done) == [Ended(request_id=first, error=None)]
+    (end,) = ends_of(begun)
+    assert (end.error.code, "what had begun cannot go on" in end.error.message) == (
+        ErrorCode.OVERLOADED,
+        True,
+    )
+    assert [(ack.request_id, ack.state) for ack in acks] == [(fourth, AbortState.UNKNOWN)]
+    talk.say(output(third, [7]), output(third, [8], sample=1), output(fifth, [9]))
+    assert (tokens_of(waits), tokens_of(aborted), tokens_of(queued)) == ([7, 8], [], [9])
+    assert [ends_of(events)[0].error for events in (waits, aborted, queued)] == [None] * 3
+    assert talk.session.live_request_ids == []
+
+
+def test_a_frontend_may_forget_us_twice_if_it_serves_us_between(talk):
+    number, events = talk.submit()
+    talk.say(STATUS)
+    for _ in range(2):
+        talk.forget()
+        talk.session.receive(talk.frontend.hello())
+        talk.say(STATUS)
+    assert talk.sent_ids() == [number] * 3
+    talk.forget()
+    talk.session.receive(talk.frontend.hello())
+    talk.forget()
+    assert ends_of(events) == [Ended(request_id=number, error=talk.session.failure)]
+
+
+def test_whoever_leaves_says_so_once(talk, frontend_side):
+    talk.session.leave()
+    assert [type(message) for message in talk.sent()] == [Reset]
+    talk.session.fail(EngineGoneError("ipc://x", "has ended"))
+    talk.session.leave()
+    assert talk.sent() == []
+    early = Talk(frontend_side(), greeted=False)
+    early.session.leave()
+    assert [type(message) for message in early.sent()] == [Hello]
 
 
 # ------------------------------------------------------------------------------

@@ -1,0 +1,102 @@
+"""The arithmetic of memory, and its estimate against models that are built."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from protocol.errors import ConfigError
+from tests.worker.thread_ranks import thread_ranks
+from tests.worker.tiny_models import CPU, save_llama, save_qwen3
+from worker.memory_plan import (
+    DRIVER_BYTES,
+    GRAPH_BYTES,
+    GRAPH_POOL_BYTES,
+    MemoryPlan,
+    estimate_memory,
+    graph_reserve,
+    weight_count,
+)
+from worker.model_files import read_model_config
+from worker.models import ARCHITECTURES
+from worker.parallel import OneRank
+
+GIB = 1 << 30
+
+
+def plan(*, utilization: float = 0.5, weights: int = 18 * GIB) -> MemoryPlan:
+    return MemoryPlan(
+        total=100 * GIB,
+        utilization=utilization,
+        weights=weights,
+        workspace=GIB,
+        other=GIB,
+        graphs=GIB,
+        block_bytes=GIB // 2,
+    )
+
+
+def test_blocks_take_what_is_left():
+    assert plan().num_blocks == 2 * (50 - 18 - 1 - 1 - 1)
+
+
+def test_nothing_left():
+    with pytest.raises(
+        ConfigError,
+        match=r"of 100\.00 GiB .* 0\.5 allows 50\.00 GiB; weights take 47\.00 GiB, ",
+    ):
+        _ = plan(weights=47 * GIB).num_blocks
+
+
+def test_table():
+    assert plan().table().splitlines() == [
+        "weights               18.00 GiB  --dtype, --tp",
+        "step's tensors         1.00 GiB  --max-num-batched-tokens",
+        "CUDA graphs            1.00 GiB  --max-num-seqs, --enforce-eager",
+        "driver and others      1.00 GiB",
+        "KV cache              29.00 GiB  --num-blocks, --gpu-memory-utilization",
+        "left free             50.00 GiB",
+    ]
+
+
+def test_graph_reserve():
+    assert graph_reserve(0, 256, 1000, 2) == 0
+    assert graph_reserve(3, 256, 1000, 2) == GRAPH_POOL_BYTES + 3 * GRAPH_BYTES + 256 * 1000 * 2
+
+
+@pytest.mark.parametrize("save", [save_llama, save_qwen3])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_as_many_weights_as_the_model_has(tmp_path: Path, save, tp: int):
+    save(tmp_path)
+    config = read_model_config(tmp_path)
+    model = ARCHITECTURES[config.architecture](
+        config,
+        group=OneRank() if tp == 1 else thread_ranks(tp)[0],
+        max_model_len=32,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    numbers = sum(weight.target.numel() for weight in model.weights())
+    assert weight_count(config, tp=tp) == numbers
+
+
+def test_estimate(tmp_path: Path):
+    save_llama(tmp_path)
+    config = read_model_config(tmp_path)
+    estimated = estimate_memory(
+        config,
+        tp=1,
+        item_bytes=2,
+        block_size=16,
+        total=GIB,
+        utilization=0.9,
+        max_num_batched_tokens=64,
+        max_num_seqs=4,
+        num_graphs=0,
+    )
+    assert estimated.weights == 2 * weight_count(config, tp=1)
+    assert estimated.other == DRIVER_BYTES
+    assert estimated.block_bytes == 4 * config.num_layers * config.num_kv_heads * 16 * (
+        config.head_dim
+    )
+    assert estimated.workspace > 2 * 64 * 3 * config.intermediate_size

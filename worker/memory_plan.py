@@ -1,0 +1,140 @@
+"""What a GPU's memory goes to, and how many KV blocks are left. Pure arithmetic, without torch.
+
+    total · utilization  =  weights + workspace + driver  +  graphs  +  KV cache
+                                                                        the rest
+
+Before anything is loaded the parts are estimated from the model's sizes (`estimate_memory`);
+a rank that has loaded its weights and run a worst step puts what it measured in their place.
+"""
+
+from dataclasses import dataclass
+
+from protocol.errors import ConfigError
+from worker.model_config import ModelConfig
+from worker.shard import divide_heads, divide_vocabulary
+
+_MIB = 1 << 20
+GRAPH_BYTES = 12 * _MIB
+"""What the driver keeps of one captured step of a few hundred kernels."""
+GRAPH_POOL_BYTES = 256 * _MIB
+"""Activations of the largest captured step, all but its logits."""
+DRIVER_BYTES = 600 * _MIB
+"""A CUDA context and the code of its kernels, estimated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on one GPU."""
+
+    total: int
+    utilization: float
+    """The part of the total that may be used."""
+    weights: int
+    workspace: int
+    """A worst step's tensors."""
+    other: int
+    """The driver, and whatever else there is: other processes too."""
+    graphs: int
+    """Reserved for captured steps."""
+    block_bytes: int
+    """Of one KV block over all layers."""
+
+    @property
+    def kv_cache(self) -> int:
+        """What is left for the KV cache; below 0 where the rest does not fit."""
+        used = self.weights + self.workspace + self.other + self.graphs
+        return int(self.total * self.utilization) - used
+
+    @property
+    def num_blocks(self) -> int:
+        """Return how many blocks fit. Raises ConfigError, with the parts, if that is not one."""
+        if self.kv_cache < self.block_bytes:
+            raise ConfigError(
+                f"No room is left for the KV cache: of {_gib(self.total)} GPU memory "
+                f"--gpu-memory-utilization {self.utilization:g} allows "
+                f"{_gib(int(self.total * self.utilization))}; weights take {_gib(self.weights)}, a "
+                f"step's tensors {_gib(self.workspace)}, CUDA graphs {_gib(self.graphs)}, driver "
+                f"and others {_gib(self.other)}; a block needs {_gib(self.block_bytes)}. Raise "
+                "it, lower --max-num-batched-tokens or --max-num-seqs, or use more GPUs (--tp)."
+            )
+        return self.kv_cache // self.block_bytes
+
+    def table(self) -> str:
+        """Return the parts as lines, each with the flag that changes it."""
+        rows = (
+            ("weights", self.weights, "--dtype, --tp"),
+            ("step's tensors", self.workspace, "--max-num-batched-tokens"),
+            ("CUDA graphs", self.graphs, "--max-num-seqs, --enforce-eager"),
+            ("driver and others", self.other, ""),
+            ("KV cache", max(0, self.kv_cache), "--num-blocks, --gpu-memory-utilization"),
+            ("left free", self.total - int(self.total * self.utilization), ""),
+        )
+        return "\n".join(
+            f"{name:<18} {_gib(size):>12}  {flags}".rstrip() for name, size, flags in rows
+        )
+
+
+def graph_reserve(num_graphs: int, max_rows: int, vocab_size: int, item_bytes: int) -> int:
+    """Return the bytes to keep for graphs of up to `max_rows` rows; 0 without graphs.
+
+    `item_bytes` are those of a logit.
+    """
+    if not num_graphs:
+        return 0
+    return GRAPH_POOL_BYTES + num_graphs * GRAPH_BYTES + max_rows * vocab_size * item_bytes
+
+
+def weight_count(model: ModelConfig, *, tp: int) -> int:
+    """Return how many numbers rank 0 of `tp`, which has the most, holds."""
+    heads = divide_heads(model.num_heads, model.num_kv_heads, rank=0, size=tp)
+    vocabulary = divide_vocabulary(model.vocab_size, rank=0, size=tp)
+    hidden, inner = model.hidden_size, model.intermediate_size // tp
+    query, key_value = heads.query.size * model.head_dim, heads.key_value.size * model.head_dim
+    layer = hidden * (2 * query + 2 * key_value) + 3 * hidden * inner + 2 * hidden
+    if model.attention_bias:
+        layer += query + 2 * key_value + hidden
+    if model.mlp_bias:
+        layer += 2 * inner + hidden
+    if model.architecture == "Qwen3ForCausalLM":
+        layer += 2 * model.head_dim
+    head = 0 if model.tie_word_embeddings else vocabulary.ids.size * hidden
+    return model.vocab_size * hidden + model.num_layers * layer + hidden + head
+
+
+def estimate_memory(
+    model: ModelConfig,
+    *,
+    tp: int,
+    item_bytes: int,
+    block_size: int,
+    total: int,
+    utilization: float,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    num_graphs: int,
+) -> MemoryPlan:
+    """Return what rank 0 of `tp` will need, before anything is loaded.
+
+    `item_bytes` are those of a number in the model's dtype.
+    """
+    heads = divide_heads(model.num_heads, model.num_kv_heads, rank=0, size=tp)
+    query, key_value = heads.query.size * model.head_dim, heads.key_value.size * model.head_dim
+    # The feed-forward is where most is alive: residual, its input, gate and up, their product.
+    per_token = 2 * model.hidden_size + max(
+        3 * model.intermediate_size // tp, 2 * query + 2 * key_value
+    )
+    tokens = max(max_num_batched_tokens, max_num_seqs)
+    logits = max_num_seqs * model.vocab_size
+    return MemoryPlan(
+        total=total,
+        utilization=utilization,
+        weights=weight_count(model, tp=tp) * item_bytes,
+        workspace=(tokens * per_token + logits) * item_bytes,
+        other=DRIVER_BYTES,
+        graphs=graph_reserve(num_graphs, max_num_seqs, model.vocab_size, item_bytes),
+        block_bytes=2 * model.num_layers * key_value * block_size * item_bytes,
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f} GiB"
