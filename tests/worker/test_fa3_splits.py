@@ -22,13 +22,13 @@ def test_decode_rows(rows: int, num_kv_heads: int, capacity: int, splits: int):
 
 
 @pytest.mark.parametrize(
-    ("rows", "chunks", "max_length", "splits"),
+    ("rows", "max_length", "splits"),
     [
-        (16, 1, 8192, 16),
-        (16, 1, 300, 1),
-        (256, 1, 8192, 3),
-        (8192, 4, 40_960, 1),
+        (16, 8192, 16),
+        (16, 300, 1),
+        (256, 8192, 4),
+        (8192, 40_960, 1),
     ],
 )
-def test_chunks(rows: int, chunks: int, max_length: int, splits: int):
-    assert chunk_splits(rows, chunks, 2, 8, max_length, 132) == splits
+def test_chunks(rows: int, max_length: int, splits: int):
+    assert chunk_splits(rows, 2, 8, max_length, 132) == splits

@@ -83,11 +83,10 @@ class Fa3Kernels:
         self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
     ) -> Tensor:
         """Attend to chunks over the layer's cache. query [rows, heads, head_dim] -> the same"""
-        num_chunks, width = chunks.block_tables.shape
+        width = chunks.block_tables.shape[1]
         num_kv_heads, block_size = self._shape.num_kv_heads, self._shape.block_size
         num_splits = chunk_splits(
             len(query),
-            num_chunks,
             self._num_heads // num_kv_heads,
             num_kv_heads,
             width * block_size,

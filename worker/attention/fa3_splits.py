@@ -28,14 +28,15 @@ def decode_splits(rows: int, num_kv_heads: int, capacity: int, num_processors: i
 
 
 def chunk_splits(
-    rows: int, chunks: int, group: int, num_kv_heads: int, max_length: int, num_processors: int
+    rows: int, group: int, num_kv_heads: int, max_length: int, num_processors: int
 ) -> int:
-    """Return the number for chunks of `rows` in all, `group` query heads to a KV head.
+    """Return the bound for chunks of `rows` in all, `group` query heads to a KV head.
 
-    Several only where tiles of queries leave most of the GPU idle: every split takes memory.
+    Several only where the tiles of queries, were they one chunk's, leave most of the GPU idle:
+    every split takes memory.
     """
-    programs = (chunks + rows * group // _QUERIES) * num_kv_heads
     tiles = -(-max_length // _KEYS)
     if tiles <= _UNSPLIT_TILES:
         return 1
+    programs = -(-rows * group // _QUERIES) * num_kv_heads
     return max(1, min(tiles, num_processors // programs, _MAX_SPLITS))

@@ -20,7 +20,6 @@ class TritonKernels:
         self._num_heads = num_heads
         self._dtype = dtype
         self._num_processors = num_processors
-        self._prefill = prefill_attention.choose_tuning(shape.head_dim, dtype)
 
     def start_decode(self, rows: DecodeRows) -> DecodeKernel:
         """Decide how rows are split, and take memory for it."""
@@ -48,8 +47,7 @@ class TritonKernels:
             keys,
             values,
             chunks.query_starts,
-            max_count=chunks.max_count,
-            tuning=self._prefill,
+            tuning=self._prefill_tuning(query, chunks),
         )
 
     def attend_paged(
@@ -63,6 +61,10 @@ class TritonKernels:
             chunks.query_starts,
             chunks.lengths,
             chunks.block_tables,
-            max_count=chunks.max_count,
-            tuning=self._prefill,
+            tuning=self._prefill_tuning(query, chunks),
+        )
+
+    def _prefill_tuning(self, query: Tensor, chunks: ChunkBatch) -> prefill_attention.PrefillTuning:
+        return prefill_attention.choose_tuning(
+            len(query), len(chunks.lengths), self._shape.head_dim, self._dtype
         )

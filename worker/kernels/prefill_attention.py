@@ -1,6 +1,10 @@
 """Causal attention of chunks, over the step's own keys and values or over the paged KV cache.
 
-    [query tiles, heads, chunks] programs, each one tile of queries over all tiles of keys up to it
+    [tiles of queries, heads] programs, each one tile over all tiles of keys up to it
+
+How many tiles there are depends on how many rows and chunks there are, not on the chunks' sizes: a
+chunk's first one is numbered (its first row) / (queries of a tile) + (chunks before it), and a few
+are nobody's.
 
 Tiles of keys wholly before the tile of queries need no mask; those on the diagonal come last.
 """
@@ -13,6 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.kernels.decode_attention import LOG2_E, load_blocks
+
+_LONG_CHUNK = 32
+"""Rows from which on a chunk is worth a large tile of queries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +34,14 @@ class PrefillTuning:
     stages: int
 
 
-def choose_tuning(head_dim: int, dtype: torch.dtype) -> PrefillTuning:
-    """Return the default for heads of this size, such that tiles fit any GPU since Ampere."""
+def choose_tuning(rows: int, num_chunks: int, head_dim: int, dtype: torch.dtype) -> PrefillTuning:
+    """Return the default for chunks of this many rows, with tiles that fit any GPU since Ampere."""
     if dtype == torch.float32:
         size = 32 if head_dim <= 128 else 16
         return PrefillTuning(queries=size, keys=size, warps=4, stages=2)
+    if rows < _LONG_CHUNK * num_chunks:
+        keys, stages = (64, 3) if head_dim <= 128 else (32, 3)
+        return PrefillTuning(queries=16, keys=keys, warps=4, stages=stages)
     if head_dim <= 128:
         return PrefillTuning(queries=128, keys=64, warps=8, stages=3)
     return PrefillTuning(queries=64, keys=32, warps=4, stages=2)
@@ -43,13 +53,12 @@ def attend_chunks(
     values: Tensor,
     query_starts: Tensor,
     *,
-    max_count: int,
     tuning: PrefillTuning,
 ) -> Tensor:
     """Attend to chunks that start their sequences.
 
     `query` is [rows, heads, head_dim], `keys` and `values` [rows, kv_heads, head_dim] of the same
-    strides, `query_starts` [chunks + 1] int32, `max_count` the longest chunk's rows. Returns
+    strides, `query_starts` [chunks + 1] int32: the first row of each, then their number. Returns
     [rows, heads, head_dim].
     """
     assert keys.stride() == values.stride(), "keys and values lie alike"
@@ -63,7 +72,6 @@ def attend_chunks(
         strides=(0, *keys.stride()),
         num_kv_heads=keys.shape[1],
         block_size=0,
-        max_count=max_count,
         tuning=tuning,
     )
 
@@ -76,7 +84,6 @@ def attend_paged_chunks(
     lengths: Tensor,
     block_tables: Tensor,
     *,
-    max_count: int,
     tuning: PrefillTuning,
 ) -> Tensor:
     """Attend to chunks over a layer's cache, which holds them and what comes before them.
@@ -96,7 +103,6 @@ def attend_paged_chunks(
         strides=keys.stride(),
         num_kv_heads=keys.shape[2],
         block_size=keys.shape[1],
-        max_count=max_count,
         tuning=tuning,
     )
 
@@ -112,14 +118,13 @@ def _launch(
     strides: tuple[int, ...],
     num_kv_heads: int,
     block_size: int,
-    max_count: int,
     tuning: PrefillTuning,
 ) -> Tensor:
-    _, num_heads, head_dim = query.shape
+    rows, num_heads, head_dim = query.shape
+    num_chunks = len(query_starts) - 1
     assert strides[3] == query.stride(2) == 1, "a head's numbers lie together"
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    grid = (triton.cdiv(max_count, tuning.queries), num_heads, len(query_starts) - 1)
-    _attend_tile[grid](
+    _attend_tile[(rows // tuning.queries + num_chunks, num_heads)](
         query,
         keys,
         values,
@@ -131,6 +136,7 @@ def _launch(
         *strides[:3],
         block_tables.stride(0),
         block_tables.shape[1],
+        num_chunks,
         head_dim**-0.5 * LOG2_E,
         BLOCK_SIZE=block_size,
         GROUP=num_heads // num_kv_heads,
@@ -144,7 +150,7 @@ def _launch(
     return output
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["table_width", "num_chunks"])
 def _attend_tile(
     query,
     keys,
@@ -160,6 +166,7 @@ def _attend_tile(
     head_stride,
     table_stride,
     table_width,
+    num_chunks,
     score_scale,
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -173,8 +180,9 @@ def _attend_tile(
     # The last tiles have most to do: they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
-    chunk = tl.program_id(2)
+    chunk = _find_chunk(tile, query_starts, num_chunks, QUERIES)
     first_row = tl.load(query_starts + chunk)
+    tile -= first_row // QUERIES + chunk
     count = tl.load(query_starts + chunk + 1) - first_row
     if tile * QUERIES >= count:
         return
@@ -255,6 +263,19 @@ def _attend_tile(
         (attended / total[:, None]).to(output.dtype.element_ty),
         mask=is_part,
     )
+
+
+@triton.jit
+def _find_chunk(tile, query_starts, num_chunks, QUERIES: tl.constexpr):
+    """Return the chunk that a tile is of: the last whose first tile is not after it."""
+    num_before = 0
+    for first in tl.range(0, num_chunks, 128):
+        chunks = first + tl.arange(0, 128)
+        is_chunk = chunks < num_chunks
+        starts = tl.load(query_starts + chunks, mask=is_chunk, other=0)
+        is_before = is_chunk & (starts // QUERIES + chunks <= tile)
+        num_before += tl.sum(is_before.to(tl.int32), axis=0)
+    return num_before - 1
 
 
 @triton.jit

@@ -35,9 +35,7 @@ def test_fresh_chunks(heads, dtype):
     query = random(sum(COUNTS), num_heads, head_dim, dtype=dtype)
     key_value = random(sum(COUNTS), 2, num_kv_heads, head_dim, dtype=dtype)
     keys, values = key_value.unbind(1)
-    output = attend_chunks(
-        query, keys, values, chunk_starts(), max_count=max(COUNTS), tuning=TUNING
-    )
+    output = attend_chunks(query, keys, values, chunk_starts(), tuning=TUNING)
     expected = torch.cat(
         [
             plain_attention(q, c, 0, torch.float64)
@@ -72,7 +70,6 @@ def test_chunks_after_a_prefix(block_size):
         chunk_starts(),
         torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
         tables,
-        max_count=max(COUNTS),
         tuning=TUNING,
     )
     expected = torch.cat(
@@ -84,8 +81,28 @@ def test_chunks_after_a_prefix(block_size):
     assert float((output.flatten(1) - expected).abs().max()) < 2e-6
 
 
+def test_many_chunks():
+    """More than are looked through at a time, some of no rows."""
+    counts = [index % 3 for index in range(300)]
+    starts = torch.tensor([0, *counts]).cumsum(0).to(DEVICE, torch.int32)
+    query = random(sum(counts), 1, 16, dtype=torch.float32)
+    key_value = random(sum(counts), 2, 1, 16, dtype=torch.float32)
+    keys, values = key_value.unbind(1)
+    output = attend_chunks(query, keys, values, starts, tuning=TUNING)
+    expected = torch.cat(
+        [
+            plain_attention(q, c, 0, torch.float64)
+            for q, c in zip(query.split(counts), key_value.split(counts), strict=True)
+            if len(q)
+        ]
+    )
+    assert float((output.flatten(1) - expected).abs().max()) < 2e-6
+
+
 def test_default_tuning():
     half = PrefillTuning(queries=128, keys=64, warps=8, stages=3)
-    assert choose_tuning(128, torch.bfloat16) == choose_tuning(64, torch.float16) == half
-    assert choose_tuning(256, torch.bfloat16).queries == 64
-    assert choose_tuning(256, torch.float32).keys == 16
+    assert choose_tuning(900, 3, 128, torch.bfloat16) == half
+    assert choose_tuning(900, 3, 64, torch.float16) == half
+    assert choose_tuning(900, 3, 256, torch.bfloat16).queries == 64
+    assert choose_tuning(900, 3, 256, torch.float32).keys == 16
+    assert choose_tuning(256, 65, 128, torch.bfloat16).queries == 16
