@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.base import DecodeRows, ProjectedHeads
+from worker.attention.base import DecodeRows, ProjectedHeads, StepAttention
 from worker.attention.choice import AttentionChoice, build_attention
 from worker.attention.paged import PagedAttention
 from worker.batch import BatchBuilder, ForwardBatch
+from worker.chunk_inputs import ChunkInputs
 from worker.decode_inputs import DecodeInputs
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 from worker.layers.rotary import Rotation
@@ -101,7 +102,7 @@ def largest_errors(
 ) -> Errors:
     """Return how far a back end is off at most.
 
-    With `as_graph`, the decode rows go the way a CUDA graph's do, with padding rows among them.
+    With `as_graph`, rows go the way a CUDA graph's do, with padding behind them.
     """
     generator = torch.Generator(device).manual_seed(case.seed)
     shape = case.shape
@@ -120,9 +121,7 @@ def largest_errors(
     query = torch.cat(queries)
     if as_graph:
         assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
-        rows = _graph_rows(case, cache, tables)
-        padding = len(rows.lengths) - len(query)
-        step = attention.start_decode(rows)
+        step, padding = _graph_step(case, attention, cache, tables)
         query = torch.cat((query, query.new_ones(padding, *query.shape[1:])))
         fresh = torch.cat((fresh, fresh.new_ones(padding, *fresh.shape[1:])))
     else:
@@ -210,7 +209,7 @@ def _write(cache: KVCache, table: Tensor, tokens: Tensor) -> None:
         cache.data[0][:, blocks, offsets] = tokens.transpose(0, 1)
 
 
-def _batch(case: Case, cache: KVCache, tables: Int32Array) -> ForwardBatch:
+def _step_rows(case: Case) -> StepRows:
     num_decode = len(case.decode_lengths)
     decode = np.arange(num_decode, dtype=np.int32)
     chunks = tuple(
@@ -224,7 +223,7 @@ def _batch(case: Case, cache: KVCache, tables: Int32Array) -> ForwardBatch:
         for index, (start, count) in enumerate(case.chunks)
     )
     nothing = int32_view(b"")
-    rows = StepRows(
+    return StepRows(
         step_id=1,
         num_rows=num_decode + len(chunks),
         leaves=nothing,
@@ -237,28 +236,44 @@ def _batch(case: Case, cache: KVCache, tables: Int32Array) -> ForwardBatch:
         chunks=chunks,
         failures={},
     )
+
+
+def _batch(case: Case, cache: KVCache, tables: Int32Array) -> ForwardBatch:
     device = cache.data.device
     builder = BatchBuilder(
         block_size=case.shape.block_size, pad_block=cache.pad_block, min_rows=1, device=device
     )
     last_tokens = torch.zeros(len(tables), dtype=torch.int64, device=device)
-    return builder.build(rows, tables, last_tokens)
+    return builder.build(_step_rows(case), tables, last_tokens)
 
 
-def _graph_rows(case: Case, cache: KVCache, tables: Int32Array) -> DecodeRows:
-    assert not case.chunks, "graphs have no chunks"
-    num_decode = len(case.decode_lengths)
+def _graph_step(
+    case: Case, attention: PagedAttention, cache: KVCache, tables: Int32Array
+) -> tuple[StepAttention, int]:
+    """Return a step as a graph has it, and its padding rows."""
+    num_decode, num_sequences = len(case.decode_lengths), len(case.ends)
     state = SlotTables(
-        torch.zeros(num_decode + 1, dtype=torch.int64, device=cache.data.device),
+        torch.zeros(num_sequences + 1, dtype=torch.int64, device=cache.data.device),
         max_blocks=tables.shape[1],
         block_size=case.shape.block_size,
         pad_block=cache.pad_block,
     )
-    inputs = DecodeInputs(state, max_rows=num_decode + 3)
     state.set_blocks([(slot, 0, table[table >= 0]) for slot, table in enumerate(tables)])
+    if case.chunks:
+        batch = _batch(case, cache, tables)
+        padding = 5
+        num_tokens, max_sequences = batch.num_tokens + padding, num_sequences + 2
+        chunks = ChunkInputs(state, max_tokens=num_tokens, max_sequences=max_sequences)
+        cache_positions = batch.cache_positions.cpu().numpy()
+        chunks.fill(num_tokens, max_sequences, 0, _step_rows(case), cache_positions)
+        columns = chunks.open(num_tokens, max_sequences)
+        return attention.start_chunks(columns.chunks, columns.cache_positions), padding
+    padding = 3
+    inputs = DecodeInputs(state, max_rows=num_decode + padding)
     positions = np.array(case.decode_lengths, dtype=np.int32) - np.int32(1)
-    inputs.fill(num_decode + 3, 0, np.arange(num_decode, dtype=np.int32), positions)
-    rows = inputs.open(num_decode + 3)
-    return DecodeRows(
+    inputs.fill(num_decode + padding, 0, np.arange(num_decode, dtype=np.int32), positions)
+    rows = inputs.open(num_decode + padding)
+    decode = DecodeRows(
         cache_positions=rows.cache_positions, lengths=rows.lengths, block_tables=rows.block_tables
     )
+    return attention.start_decode(decode), padding

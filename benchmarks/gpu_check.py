@@ -98,17 +98,11 @@ class Table:
 def check_attention(
     name: str, shape: Shape, dtype: torch.dtype, device: torch.device, *, as_graph: bool
 ) -> Outcome:
-    """Run random cases, mixed ones or decode rows as a graph has them."""
+    """Run random cases, as they are or as graphs have them."""
     errors = []
     for seed, (num_decode, num_chunks) in enumerate(((5, 4), (0, 3), (9, 0), (33, 2), (1, 0))):
-        if as_graph and not num_decode:
-            continue
         case = random_case(
-            shape,
-            num_decode=num_decode,
-            num_chunks=0 if as_graph else num_chunks,
-            max_len=MAX_LEN,
-            seed=seed,
+            shape, num_decode=num_decode, num_chunks=num_chunks, max_len=MAX_LEN, seed=seed
         )
         errors.append(largest_errors(case, name, dtype=dtype, device=device, as_graph=as_graph))
     return _outcome(errors)

@@ -2,8 +2,14 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
-from worker.attention.choice import AttentionChoice, choose_attention
-from worker.kv_cache import KVLayout
+from tests.worker.plain_kernels import PlainKernels
+from worker.attention.choice import (
+    MOST_ROWS_OF_OUR_DECODE,
+    AttentionChoice,
+    build_attention,
+    choose_attention,
+)
+from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 
 HOPPER, AMPERE, TURING, BLACKWELL = (9, 0), (8, 0), (7, 5), (10, 0)
 ALL = ("flash_attn", "flash_attn_interface", "triton")
@@ -99,3 +105,28 @@ def test_block_sizes():
         choose("flash-attn").block_size(64)
     with pytest.raises(ConfigError, match=r"--block-size 24 .* a multiple of 16"):
         choose("triton").block_size(24)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "most_few", "built"),
+    [(64, 8, ["fa3", "triton"]), (64, 0, ["fa3"]), (40, 8, ["fa3"])],
+)
+def test_our_decode_for_few_rows(block_size: int, most_few: int, built: list[str], monkeypatch):
+    names: list[str] = []
+
+    def library_kernels(name: str, *_) -> PlainKernels:
+        names.append(name)
+        return PlainKernels()
+
+    monkeypatch.setattr("worker.attention.choice._library_kernels", library_kernels)
+    monkeypatch.setitem(MOST_ROWS_OF_OUR_DECODE, "fa3", most_few)
+    shape = KVCacheShape(num_layers=1, num_kv_heads=1, head_dim=8, block_size=block_size)
+    cache = KVCache(
+        shape,
+        1,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        layout=KVLayout.BLOCKS_FIRST,
+    )
+    build_attention("fa3", cache, 1)
+    assert names == built

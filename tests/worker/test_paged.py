@@ -26,8 +26,8 @@ def test_decode_rows_and_chunks(num_decode: int, num_chunks: int):
     assert errors.is_within, errors
 
 
-@pytest.mark.parametrize("num_decode", [1, 6])
-def test_rows_of_a_graph(num_decode: int):
-    case = random_case(SHAPE, num_decode=num_decode, num_chunks=0, max_len=90, seed=7)
+@pytest.mark.parametrize(("num_decode", "num_chunks"), [(1, 0), (6, 0), (6, 3), (0, 1)])
+def test_rows_of_a_graph(num_decode: int, num_chunks: int):
+    case = random_case(SHAPE, num_decode=num_decode, num_chunks=num_chunks, max_len=90, seed=7)
     errors = largest_errors(case, "fa3", dtype=torch.float32, device=CPU, as_graph=True)
     assert errors.is_within, errors

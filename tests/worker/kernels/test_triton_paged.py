@@ -17,7 +17,8 @@ def test_decode_rows_and_chunks(num_decode: int, num_chunks: int, dtype: torch.d
     assert errors.is_within, errors
 
 
-def test_rows_of_a_graph():
-    case = random_case(SHAPE, num_decode=5, num_chunks=0, max_len=150, seed=2)
+@pytest.mark.parametrize(("num_decode", "num_chunks"), [(5, 0), (3, 2)])
+def test_rows_of_a_graph(num_decode: int, num_chunks: int):
+    case = random_case(SHAPE, num_decode=num_decode, num_chunks=num_chunks, max_len=90, seed=2)
     errors = largest_errors(case, "triton", dtype=torch.float16, device=DEVICE, as_graph=True)
     assert errors.is_within, errors
