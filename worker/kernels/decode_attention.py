@@ -65,7 +65,9 @@ def choose_tuning(
     tile_bytes = 2 * tile * triton.next_power_of_2(head_dim) * dtype.itemsize
     while tile > 16 and 2 * tile_bytes > _BYTES_IN_FLIGHT:
         tile, tile_bytes = tile // 2, tile_bytes // 2
-    stages = 1 + min(4, _BYTES_IN_FLIGHT // tile_bytes)
+    # No more than a short split has, or than leaves room for other programs on the processor.
+    held = min(4, max(2, split_length // tile), _BYTES_IN_FLIGHT // tile_bytes)
+    stages = 1 + max(1, held)
     return DecodeTuning(tile=tile, warps=4, stages=stages, split_length=split_length)
 
 
