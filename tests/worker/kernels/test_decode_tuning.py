@@ -14,7 +14,7 @@ def test_default_tuning_is_legal_and_fits_shared_memory():
                     assert tuning.tile >= 16
                     tile_bytes = 2 * tuning.tile * max(128, head_dim) * dtype.itemsize
                     assert (tuning.stages - 1) * tile_bytes <= 128 << 10
-    assert choose_tuning(1, 8, 128) == DecodeTuning(tile=32, warps=4, stages=3, split_length=32)
+    assert choose_tuning(1, 8, 128) == DecodeTuning(tile=32, warps=2, stages=3, split_length=64)
 
 
 @pytest.mark.parametrize(

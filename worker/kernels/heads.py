@@ -1,0 +1,162 @@
+"""What lies between the product of queries, keys and values and attention, in one launch on a GPU.
+
+Queries and keys are normalised (if the model does that) and rotated in place; keys and values are
+also written to the cache. Bytes per row, of h query and k key-value heads of d numbers of b bytes:
+
+    read       (h + 2k) · d · b    and the row's cosines and sines, 2 · d · b
+    written    (h +  k) · d · b    in place
+               2k · d · b          to the cache
+
+A program takes a few heads of one row and holds each as its two halves, so that the rotation's swap
+of halves moves nothing:
+
+    a' = a · cos + b · sin        b' = b · cos + a · sin        sin is negated in the first half
+
+Many rows have programs of more heads: they share the angles and the weights. Few rows have more
+programs, which all run at once, so that what counts is the length of one.
+
+Roundings are those of `worker.layers.head_norm` and `worker.layers.rotary` on a GPU: normalised in
+float32, rounded to the dtype, times the weight, rounded; times the cosine, rounded; plus the rest.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_FEW_ROWS = 64
+_FEW_HEADS, _MANY_HEADS = 4, 8
+_NUMBERS_PER_THREAD = 8
+"""Of each half: 16 bytes of a 16-bit dtype."""
+
+
+def prepare_heads(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    query_weight: Tensor | None,
+    key_weight: Tensor | None,
+    eps: float,
+    keys: Tensor,
+    values: Tensor,
+    cache_positions: Tensor,
+) -> None:
+    """Normalise and rotate queries and keys in place; write keys and values to the cache.
+
+    heads             [rows, num_heads + 2 · num_kv_heads, head_dim]: queries, keys, values
+    cos, sin          [rows, 1, head_dim], as `worker.layers.rotary.Rotation` has them
+    query_weight, key_weight
+                      [head_dim], None for both in a model that does not normalise heads
+    keys, values      [blocks, block_size, num_kv_heads, head_dim]
+    cache_positions   [n] int32 or int64, block · block_size + offset of the first n rows; the
+                      others are not written to the cache
+
+    Each tensor's numbers lie together.
+    """
+    num_rows, num_all_heads, head_dim = heads.shape
+    assert num_all_heads == num_heads + 2 * num_kv_heads
+    assert len(cache_positions) <= num_rows
+    for tensor in (heads, cos, sin, keys, values):
+        assert tensor.is_contiguous(), "numbers lie together"
+    half_block = triton.next_power_of_2(head_dim // 2)
+    run = _FEW_HEADS if num_rows <= _FEW_ROWS else _MANY_HEADS
+    num_runs = triton.cdiv(num_all_heads, run)
+    _prepare_runs[(num_rows * num_runs,)](
+        heads,
+        cos,
+        sin,
+        query_weight,
+        key_weight,
+        keys,
+        values,
+        cache_positions,
+        len(cache_positions),
+        num_runs,
+        eps,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        HALF_BLOCK=half_block,
+        RUN=run,
+        NORMALIZES=query_weight is not None,
+        num_warps=max(run * half_block // (32 * _NUMBERS_PER_THREAD), 1),
+    )
+
+
+@triton.jit
+def _prepare_runs(
+    heads,
+    cos,
+    sin,
+    query_weight,
+    key_weight,
+    keys,
+    values,
+    cache_positions,
+    num_cached,
+    num_runs,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    RUN: tl.constexpr,
+    NORMALIZES: tl.constexpr,
+):
+    """Prepare a run of one row's heads."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    NUM_ALL: tl.constexpr = NUM_ROTATED + NUM_KV_HEADS
+    row = (tl.program_id(0) // num_runs).to(tl.int64)
+    head = (tl.program_id(0) % num_runs * RUN + tl.arange(0, RUN))[:, None]
+    column = tl.arange(0, HALF_BLOCK)[None, :]
+    in_half = column < HALF
+    held = (head < NUM_ALL) & in_half
+
+    at = heads + row * (NUM_ALL * HEAD_DIM) + head * HEAD_DIM + column
+    first = tl.load(at, mask=held, other=0.0)
+    second = tl.load(at + HALF, mask=held, other=0.0)
+    # Every head loads the angles and weights for itself, by the threads that hold its numbers. They
+    # come from the first-level cache; handing them over would take shared memory and a barrier.
+    columns = tl.broadcast_to(column, (RUN, HALF_BLOCK))
+    angle = row * HEAD_DIM + columns
+    cos1 = tl.load(cos + angle, mask=held, other=0.0).to(tl.float32)
+    cos2 = tl.load(cos + angle + HALF, mask=held, other=0.0).to(tl.float32)
+    sin1 = tl.load(sin + angle, mask=held, other=0.0).to(tl.float32)
+    sin2 = tl.load(sin + angle + HALF, mask=held, other=0.0).to(tl.float32)
+    # What is cached is known before it is computed, so that its position arrives meanwhile.
+    is_cached = row < num_cached
+    position = tl.load(cache_positions + row, mask=is_cached, other=0).to(tl.int64)
+
+    dtype = first.dtype
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    if NORMALIZES:
+        weight = tl.where(head < NUM_HEADS, query_weight, key_weight) + columns
+        wa = tl.load(weight, mask=held, other=0.0).to(tl.float32)
+        wb = tl.load(weight + HALF, mask=held, other=0.0).to(tl.float32)
+        mean = tl.sum(a * a + b * b, axis=1, keep_dims=True) / HEAD_DIM
+        inverse = tl.rsqrt(mean + eps)
+        a = _rounded(_rounded(a * inverse, dtype) * wa, dtype)
+        b = _rounded(_rounded(b * inverse, dtype) * wb, dtype)
+    turned_a = (_rounded(a * cos1, dtype) + b * sin1).to(dtype)
+    turned_b = (_rounded(b * cos2, dtype) + a * sin2).to(dtype)
+
+    is_rotated = held & (head < NUM_ROTATED)
+    tl.store(at, turned_a, mask=is_rotated)
+    tl.store(at + HALF, turned_b, mask=is_rotated)
+    key = keys + position * (NUM_KV_HEADS * HEAD_DIM) + (head - NUM_HEADS) * HEAD_DIM + column
+    is_key = is_rotated & (head >= NUM_HEADS) & is_cached
+    tl.store(key, turned_a, mask=is_key)
+    tl.store(key + HALF, turned_b, mask=is_key)
+    value = values + position * (NUM_KV_HEADS * HEAD_DIM) + (head - NUM_ROTATED) * HEAD_DIM + column
+    is_value = held & (head >= NUM_ROTATED) & is_cached
+    tl.store(value, first, mask=is_value)
+    tl.store(value + HALF, second, mask=is_value)
+
+
+@triton.jit
+def _rounded(x, dtype: tl.constexpr):
+    """Round float32 to a dtype, in float32."""
+    return x.to(dtype).to(tl.float32)
