@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frontend.config import FrontendConfig
+from frontend.http.listener import listener_url, open_listener
 from protocol.child import Child, read_available
 from protocol.errors import ConfigError, EngineError, ModelFileError
 from protocol.flags import parse_flags, to_flags
@@ -83,7 +84,11 @@ class LaunchConfig:
     )
     port: int = dataclasses.field(default=8000, metadata=flag("port of it; 0: any free one"))
     listen: str = dataclasses.field(
-        default="", metadata=flag("tcp://HOST:PORT for ZeroMQ clients; frontend i takes PORT + i")
+        default="",
+        metadata=flag(
+            "tcp://HOST:PORT for ZeroMQ clients, frontend i at PORT + i; "
+            "default: ipc in the run directory"
+        ),
     )
     run_dir: str | None = dataclasses.field(
         default=None, metadata=flag("directory for the run's sockets; default: a new private one")
@@ -108,7 +113,8 @@ class LaunchConfig:
         default=0.9, metadata=flag("share of a GPU's memory to use")
     )
     load_format: str = dataclasses.field(
-        default="auto", metadata=flag("dummy: random weights, no files read", "auto", "dummy")
+        default="auto",
+        metadata=flag("dummy: random weights, only the model's config is read", "auto", "dummy"),
     )
     attention: str = dataclasses.field(
         default="auto",
@@ -221,8 +227,11 @@ def main(argv: Sequence[str]) -> int:
         if config.plan:
             print(describe(config))
             return EXIT_STOPPED
-        build_commands(config, config.run_dir or "")
-        with bind_listener(config) as listener, ClaimedRunDir(config.run_dir) as run_dir:
+        with (
+            # Before anything loads, so that a port that is taken fails at once.
+            open_listener(config.host, config.port) as listener,
+            ClaimedRunDir(config.run_dir) as run_dir,
+        ):
             supervisor = Supervisor(config, run_dir.names, listener, started)
             return supervisor.run()
     except (ConfigError, ModelFileError) as error:
@@ -350,29 +359,17 @@ def check_model(config: LaunchConfig, model: ModelConfig) -> None:
         )
 
 
-def bind_listener(config: LaunchConfig) -> socket.socket:
-    """Open the HTTP port before anything loads, so that a taken one fails at once."""
-    try:
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
-        listener.listen(2048)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {config.host} --port {config.port} cannot be used: {error.strerror}; "
-            "choose another port, or 0 for any free one."
-        ) from error
-    return listener
-
-
 # ------------------------------------------------------------------------------
 # From facts to processes
 
 
-def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dict[str, list[str]]:
+def build_commands(
+    config: LaunchConfig, run_dir: str, http_fd: int | None = None
+) -> dict[str, list[str]]:
     """Return each process's name and command line, in the order they are started.
 
+    All frontends take the listening socket `http_fd`. Without one, which is how they start by
+    hand, each opens its own: frontend i at the port + i, unless the port is 0.
     Raises ConfigError for a value that a process would refuse.
     """
     try:
@@ -381,7 +378,9 @@ def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dic
         raise ConfigError(f"{error}.") from error
 
 
-def _build_commands(config: LaunchConfig, run_dir: str, http_fd: int) -> dict[str, list[str]]:
+def _build_commands(
+    config: LaunchConfig, run_dir: str, http_fd: int | None
+) -> dict[str, list[str]]:
     process = ProcessConfig(
         run_dir=run_dir, record=config.record, log_level=config.log_level, epoch=1
     )
@@ -421,7 +420,7 @@ def _build_commands(config: LaunchConfig, run_dir: str, http_fd: int) -> dict[st
         served_model_name=config.served_model_name,
         host=config.host,
         port=config.port,
-        http_fd=http_fd,
+        http_fd=-1 if http_fd is None else http_fd,
         listen=config.listen,
         api_key_file=config.api_key_file,
         drain_timeout_s=config.drain_timeout_s,
@@ -433,13 +432,15 @@ def _build_commands(config: LaunchConfig, run_dir: str, http_fd: int) -> dict[st
         commands[name] = ["worker", *to_flags(dataclasses.replace(worker, rank=rank))]
     for index in range(config.frontends):
         name = f"frontend-{index}"
-        commands[name] = ["frontend", *to_flags(dataclasses.replace(frontend, index=index))]
+        port = config.port + index if config.port and http_fd is None else config.port
+        one = dataclasses.replace(frontend, index=index, port=port)
+        commands[name] = ["frontend", *to_flags(one)]
     return {name: [sys.executable, "-m", *command] for name, command in commands.items()}
 
 
 def print_commands(config: LaunchConfig) -> None:
     """Print what starts the same processes by hand, each in a terminal or debugger of its own."""
-    run_dir = config.run_dir or "/tmp/tokenwire-by-hand"  # noqa: S108 (made private below)
+    run_dir = _absolute(config.run_dir or "/tmp/tokenwire-by-hand")  # noqa: S108 (made private below)
     print(shlex.join(["mkdir", "-m", "700", "-p", run_dir]))
     for command in build_commands(config, run_dir).values():
         print(shlex.join(command))
@@ -548,8 +549,7 @@ class Supervisor:
 
     def _announce(self) -> None:
         self._announced = True
-        host, port = self._listener.getsockname()[:2]
-        http = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        http = listener_url(self._listener)
         clients = [
             child.ready.detail
             for child in self._children

@@ -23,7 +23,8 @@ from frontend.config import FrontendConfig
 from frontend.engine_client import EngineClient
 from frontend.http.api import build_app
 from frontend.http.keys import read_keys
-from frontend.http.server import HttpServer, allow_many_descriptors, open_listener
+from frontend.http.listener import listener_url, open_listener
+from frontend.http.server import HttpServer, allow_many_descriptors
 from frontend.scheduler_link import SchedulerLink
 from frontend.seeds import SeedSource
 from frontend.text.config import TextConfig, tokenizer_caches
@@ -56,6 +57,7 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
     taps = recorder(config.process.record, f"frontend-{config.index}")
     keys = read_keys(Path(config.api_key_file)) if config.api_key_file else None
     listener = open_listener(config.host, config.port, config.http_fd)
+    log.info("listens http=%s", listener_url(listener))
     clients = client_address(config.listen, names.clients_address(config.index), config.index)
     epoch = config.process.epoch
     with _zmq_context() as context:

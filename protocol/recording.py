@@ -6,9 +6,11 @@ peer, and the message as the frame's own array, not as bytes, so that
 
     python -c "import msgpack; [print(r) for r in msgpack.Unpacker(open('worker-0.tap', 'rb'))]"
 
-shows a conversation. Frames that are not msgpack are kept as bytes.
+shows a conversation. Frames that are not msgpack are kept as bytes. What users wrote and were
+answered is in there: directory and files are made for this user alone.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +32,13 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Appends frames to a file; `flush` runs with every frame, so a crash loses nothing."""
+    """Appends frames to NAME.tap; `flush` runs with every frame, so a crash loses nothing."""
 
     def __init__(self, directory: str, name: str) -> None:
         path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
-        self._file = (path / f"{name}.tap").open("ab")
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path / f"{name}.tap", flags, 0o600), "ab")
 
     def record(self, direction: str, address: str, identity: bytes, frame: bytes) -> None:
         """Append one frame."""

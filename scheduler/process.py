@@ -91,7 +91,8 @@ def _serve(
         if was_busy and not is_busy:
             _check_rest(scheduler, facts)
         was_busy = is_busy
-        if line := stats.due(now, scheduler.counters):
+        is_computing = scheduler.num_unanswered > 0
+        if line := stats.due(now, scheduler.counters, is_computing=is_computing):
             log.info("stats %s %s", _describe(scheduler, facts), line)
         lifeline.heartbeat(scheduler.last_step_id)
 

@@ -1,14 +1,20 @@
 """How a run starts, ends, and what it leaves behind: nothing."""
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
+import subprocess
 import threading
 import time
+import urllib.request
 
 import psutil
 import pytest
+
+from frontend import Client, SamplingParams
 
 FAKE = "--fake-workers"
 PROMPT = {"prompt": [1, 2, 3], "temperature": 0, "ignore_eos": True}
@@ -152,35 +158,67 @@ def test_four_engines_at_once_all_start(launch):
     assert len({engine.url for engine in engines}) == 4
 
 
-def test_processes_start_by_hand_in_any_order(launch, cli, tmp_path_factory):
-    import shlex
-    import subprocess
-    import urllib.request
-
+def test_processes_start_by_hand_in_any_order(cli, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("h")
-    code, out, _ = cli(FAKE, "--port", "0", "--run-dir", str(run_dir), "--print-commands")
+    port = two_free_ports()
+    flags = [FAKE, "--frontends", "2", "--port", str(port), "--run-dir", str(run_dir)]
+    code, out, _ = cli(*flags, "--print-commands")
     assert code == 0
     make_dir, *lines = out.splitlines()
     assert make_dir == f"mkdir -m 700 -p {run_dir}"
-    assert [shlex.split(line)[2] for line in lines] == ["scheduler", "worker", "frontend"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    names = ["scheduler", "worker", "frontend", "frontend"]
+    assert [shlex.split(line)[2] for line in lines] == names
+    log = tmp_path_factory.mktemp("log") / "log"
     started = []
     try:
-        for line in reversed(lines):
-            argv = [port if part == "0" else part for part in shlex.split(line)]
-            started.append(subprocess.Popen(argv, stderr=subprocess.DEVNULL))
-            time.sleep(0.5)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
-                    assert answer.status == 200
-                    break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+        with log.open("wb") as stderr:
+            for line in reversed(lines):
+                started.append(subprocess.Popen(shlex.split(line), stderr=stderr))
+        for index in range(2):
+            wait_until_healthy(port + index)
+            listens = f"frontend-{index}  listens http=http://127.0.0.1:{port + index}\n"
+            assert listens in log.read_text()
+            with Client(f"ipc://{run_dir}/clients-{index}") as client:
+                params = SamplingParams(max_tokens=2, ignore_eos=True)
+                (generation,) = client.generate([1, 2, 3], params)
+            assert len(generation.token_ids) == 2
     finally:
         for process in started:
             process.kill()
             process.wait()
+
+
+def two_free_ports():
+    """Return a port that is free and whose next one is too."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as one, contextlib.suppress(OSError):
+            port = one.getsockname()[1]
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
+
+
+def wait_until_healthy(port):
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                assert answer.status == 200
+                return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_without_a_port_every_frontend_by_hand_takes_a_free_one(cli):
+    code, out, _ = cli(FAKE, "--frontends", "2", "--port", "0", "--print-commands")
+    assert code == 0
+    frontends = [shlex.split(line) for line in out.splitlines()[-2:]]
+    assert [argv[argv.index("--port") + 1] for argv in frontends] == ["0", "0"]
+
+
+def test_several_frontends_of_a_launcher_share_its_port(launch):
+    engine = launch(FAKE, "--frontends", "2")
+    for name in ("frontend-0", "frontend-1"):
+        assert any(f"{name}  listens http={engine.url}" in line for line in engine.log)
+    facts = json.loads((engine.run_dir / "run.json").read_text())
+    assert facts["clients"] == [f"ipc://{engine.run_dir}/clients-{index}" for index in range(2)]

@@ -1,5 +1,7 @@
 """Recordings are msgpack streams that the plain msgpack package reads."""
 
+import stat
+
 import msgpack
 import msgspec
 
@@ -31,6 +33,18 @@ def test_an_entry_cut_short_is_left_out(tmp_path):
     path = tmp_path / "w.tap"
     path.write_bytes(path.read_bytes()[:-1])
     assert len(list(read_recording(path))) == 1
+
+
+def test_a_second_recording_is_appended_for_this_user_alone(tmp_path):
+    for seq in (1, 2):
+        tap = recorder(str(tmp_path / "taps"), "w")
+        assert tap is not None
+        tap.record("in", "a", b"", msgspec.msgpack.encode(Ping(seq=seq)))
+        tap.close()
+    path = tmp_path / "taps" / "w.tap"
+    assert [msgspec.msgpack.decode(entry.frame)[2] for entry in read_recording(path)] == [1, 2]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
 def test_no_directory_means_no_recorder():
