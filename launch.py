@@ -143,7 +143,10 @@ class LaunchConfig:
     )
     step_timeout_s: float = dataclasses.field(
         default=30.0,
-        metadata=flag("seconds after which an unanswered step ends the run", name="--step-timeout"),
+        metadata=flag(
+            "seconds a step may take, and again for each 1,024 prompt tokens in it",
+            name="--step-timeout",
+        ),
     )
     fake_workers: bool = dataclasses.field(
         default=False, metadata=flag("ranks that hash instead of computing; for tests")
