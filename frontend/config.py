@@ -25,6 +25,9 @@ class FrontendConfig:
     api_key_file: str = field(
         default="", metadata={"help": "file with one key a line; requests need one of them then"}
     )
+    allow_unauthenticated: bool = field(
+        default=False, metadata={"help": "let other machines in without a key"}
+    )
     drain_timeout_s: float = field(
         default=2.0,
         metadata={

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -23,7 +24,8 @@ from frontend.config import FrontendConfig
 from frontend.engine_client import EngineClient
 from frontend.http.api import build_app
 from frontend.http.keys import read_keys
-from frontend.http.server import HttpServer, allow_many_descriptors, open_listener
+from frontend.http.listener import open_listener
+from frontend.http.server import HttpServer, allow_many_descriptors
 from frontend.scheduler_link import SchedulerLink
 from frontend.seeds import SeedSource
 from frontend.text.config import TextConfig, tokenizer_caches
@@ -55,7 +57,7 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
     names = RunDir(config.process.run_dir)
     taps = recorder(config.process.record, f"frontend-{config.index}")
     keys = read_keys(Path(config.api_key_file)) if config.api_key_file else None
-    listener = open_listener(config.host, config.port, config.http_fd)
+    listener = _listener(config, is_guarded=keys is not None or config.allow_unauthenticated)
     clients = client_address(config.listen, names.clients_address(config.index), config.index)
     epoch = config.process.epoch
     with _zmq_context() as context:
@@ -87,6 +89,13 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
         finally:
             endpoint.close()
             link.close()
+
+
+def _listener(config: FrontendConfig, *, is_guarded: bool) -> socket.socket:
+    """Return the launcher's listening socket, or one of our own."""
+    if config.http_fd >= 0:
+        return socket.socket(fileno=config.http_fd)
+    return open_listener(config.host, config.port, is_guarded=is_guarded)
 
 
 def _text_client(

@@ -36,10 +36,12 @@ class Child:
     ) -> None:
         lifeline_read, self._lifeline = os.pipe()
         self.reports, report_write = os.pipe()
+        os.set_blocking(report_write, False)  # a child must not wait for a launcher that is stopped
         self.name = name
         self.ready: Ready | None = None
         self.failure: Failure | None = None
-        self.heartbeat: Heartbeat | None = None
+        self.heartbeats = 0
+        """How many have come."""
         self.log_tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._unpacker = msgpack.Unpacker()
         self._partial_line = b""
@@ -72,8 +74,8 @@ class Child:
             match message:
                 case Ready() as ready:
                     self.ready = ready
-                case Heartbeat() as heartbeat:
-                    self.heartbeat = heartbeat
+                case Heartbeat():
+                    self.heartbeats += 1
                 case Failure() as failure:
                     self.failure = failure
         return bool(data)

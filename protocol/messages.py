@@ -489,8 +489,6 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """The child's main loop came round."""
 
     step_id: Count = 0
-    busy_until: float = 0.0
-    """Seconds on the monotonic clock up to which silence is announced, 0 if it is not."""
 
 
 class Failure(Message, frozen=True, kw_only=True):

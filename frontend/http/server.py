@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 
 from frontend.http.connection import ClientConnection
 from frontend.http.edge import MAX_HEADER_BYTES
-from protocol.errors import ConfigError
 
 MAX_CONNECTIONS = 2048
 KEEP_ALIVE_S = 5
@@ -60,22 +59,6 @@ class _Server(uvicorn.Server):
 def _is_worth_logging(record: logging.LogRecord) -> bool:
     """Leave out that answers are cut off when the process ends at once: that is nobody's error."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
-def open_listener(host: str, port: int, inherited_fd: int) -> socket.socket:
-    """Return the launcher's listening socket, or one of our own where the fd is negative.
-
-    Raises ConfigError if the address cannot be used.
-    """
-    if inherited_fd >= 0:
-        return socket.socket(fileno=inherited_fd)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be used: {error.strerror}; choose another port."
-        ) from error
 
 
 def allow_many_descriptors() -> None:

@@ -152,7 +152,7 @@ def test_a_missing_tensor_is_named(launch, broken):
 
 @pytest.mark.parametrize("size", [0, 100, 1_000_000])
 def test_a_truncated_gguf_is_refused(launch, tmp_path, size):
-    from launch import bundled_model
+    from worker.find_model import bundled_model
 
     path = tmp_path / "cut.gguf"
     with Path(bundled_model()).open("rb") as file:

@@ -1,19 +1,17 @@
 import asyncio
 import logging
-import os
 import signal
-import socket
 
 import pytest
 
-from frontend.http.server import HttpServer, allow_many_descriptors, open_listener
-from protocol.errors import ConfigError
+from frontend.http.listener import open_listener
+from frontend.http.server import HttpServer, allow_many_descriptors
 from tests.frontend.conftest import Http
 
 
 def with_server(app, use):
     async def main():
-        listener = open_listener("127.0.0.1", 0, -1)
+        listener = open_listener("127.0.0.1", 0, is_guarded=False)
         server = HttpServer(app, listener)
         running = asyncio.create_task(server.run())
         http = Http(listener.getsockname()[1])
@@ -74,20 +72,6 @@ def test_what_is_cut_off_at_the_end_is_not_logged_as_an_error(caplog):
 
     with_server(answering_after(asyncio.Event().wait), use)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-def test_an_inherited_socket_is_used():
-    with socket.create_server(("127.0.0.1", 0)) as ours:
-        inherited = open_listener("", 0, os.dup(ours.fileno()))
-        assert inherited.getsockname() == ours.getsockname()
-        inherited.close()
-
-
-def test_an_address_in_use_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port {port} cannot be used: .*another port"):
-            open_listener("127.0.0.1", port, -1)
 
 
 def test_the_limit_of_descriptors_only_rises():
