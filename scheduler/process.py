@@ -17,13 +17,14 @@ import msgspec
 import zmq
 
 from protocol.channels import Inbox, Router
-from protocol.errors import RequestError
+from protocol.errors import ConfigError, RequestError
 from protocol.flags import describe_config
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
 from protocol.messages import Abort, AddSequence, EngineFacts, Hello, Role
 from protocol.recording import recorder
 from protocol.run_dir import RunDir
 from protocol.running_clock import RunningClock
+from protocol.validation import longest_sequence
 from scheduler.config import SchedulerConfig
 from scheduler.deltas import refusal
 from scheduler.frontends import Event, Frontends, Left
@@ -37,6 +38,8 @@ from scheduler.policy import (
 from scheduler.ranks import Ranks
 from scheduler.scheduler import Scheduler
 from scheduler.stats import StatsLine
+
+SHORTEST_SEQUENCE = 2
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +121,12 @@ def _meet_ranks(ranks: Ranks, lifeline: Lifeline) -> EngineFacts:
 
 
 def _build_scheduler(config: SchedulerConfig, facts: EngineFacts) -> Scheduler:
+    if longest_sequence(facts) < SHORTEST_SEQUENCE:
+        raise ConfigError(
+            f"--num-blocks {facts.num_blocks} of --block-size {facts.block_size} at "
+            f"--max-model-len {facts.max_model_len} hold {longest_sequence(facts)} token; a "
+            f"sequence has at least {SHORTEST_SEQUENCE}, one of prompt and one of output."
+        )
     policy: Policy
     if config.policy == "throughput":
         policy = ThroughputPolicy(config.max_num_batched_tokens or THROUGHPUT_BUDGET)

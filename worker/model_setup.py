@@ -57,7 +57,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.tp)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    max_model_len = model_config.sequence_limit(config.max_model_len)
     group = _join_group(config, device)
     model, report = load_model(
         path,
@@ -213,7 +213,7 @@ def _num_blocks(
         ShardedSampler(model_config.vocab_size, group),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=slots,
-        max_model_len=config.max_model_len or model_config.max_position_embeddings,
+        max_model_len=model_config.sequence_limit(config.max_model_len),
         vocab_size=model_config.vocab_size,
     )
     has_graphs = choice.is_graphable and not config.enforce_eager

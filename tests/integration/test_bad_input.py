@@ -77,6 +77,7 @@ def broken(tiny_model, tmp_path):
         (["--gpu-memory-utilization", "nan"], "it must be above 0 and at most 1."),
         (["--model", "no/such/model"], "--model no/such/model does not exist"),
         (["--max-model-len", "100000"], "the model was made for at most 8192 tokens"),
+        (["--fake-workers", "--max-model-len", "5000000"], "at most 8192 tokens"),
         (["--host", "no.such.host.invalid"], "cannot be used"),
         (["--api-key-file", "no-such-file"], "no-such-file"),
     ],
