@@ -25,7 +25,7 @@ from frontend.engine_client import EngineClient
 from frontend.http.api import build_app
 from frontend.http.keys import read_keys
 from frontend.http.listener import open_listener
-from frontend.http.server import HttpServer, allow_many_descriptors
+from frontend.http.server import HttpServer, allow_many_connections
 from frontend.scheduler_link import SchedulerLink
 from frontend.seeds import SeedSource
 from frontend.text.config import TextConfig, tokenizer_caches
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 def run(config: FrontendConfig, lifeline: Lifeline) -> None:
     """Serve clients until the launcher ends, a drain is over, or something fails."""
     log.info("config %s", describe_config(config))
-    allow_many_descriptors()
-    asyncio.run(_serve(config, lifeline))
+    max_connections = allow_many_connections()
+    asyncio.run(_serve(config, lifeline, max_connections))
 
 
-async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
+async def _serve(config: FrontendConfig, lifeline: Lifeline, max_connections: int) -> None:
     names = RunDir(config.process.run_dir)
     taps = recorder(config.process.record, f"frontend-{config.index}")
     keys = read_keys(Path(config.api_key_file)) if config.api_key_file else None
@@ -71,7 +71,8 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
         )
         router = AsyncRouter(context, clients, recorder=taps)
         endpoint = ClientEndpoint(router, engine, config.served_model_name, epoch=epoch)
-        server = HttpServer(build_app(engine, config.served_model_name, keys), listener)
+        app = build_app(engine, config.served_model_name, keys)
+        server = HttpServer(app, listener, max_connections=max_connections)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, _stop_soon, engine, config.drain_timeout_s)
         try:

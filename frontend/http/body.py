@@ -73,7 +73,11 @@ def _check_headers(request: Request, max_bytes: int) -> None:
         raise HttpError(415, f"The content encoding is {encoding[:64]!r}; bodies are sent as is.")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > max_bytes:
-        raise _too_large(max_bytes)
+        error = _too_large(max_bytes)
+        if "expect" in request.headers:
+            # The client waits for leave to send its body, and its next words would be taken for it.
+            error.headers["Connection"] = "close"
+        raise error
 
 
 def _decode(body: bytes) -> Fields:
@@ -100,9 +104,4 @@ def _misfit(text: str) -> HttpError:
 
 
 def _too_large(max_bytes: int) -> HttpError:
-    return HttpError(
-        413,
-        f"The body is larger than {max_bytes} bytes.",
-        # What is left of the body is not read.
-        headers={"Connection": "close"},
-    )
+    return HttpError(413, f"The body is larger than {max_bytes} bytes.")
