@@ -43,8 +43,9 @@ from protocol.errors import ConfigError, EngineError, ModelFileError
 from protocol.flags import parse_flags, to_flags
 from protocol.heartbeats import HEARTBEAT_LIMIT_S, LONGEST_WAIT_S, HeartbeatWatch
 from protocol.lifecycle import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ProcessConfig
-from protocol.logs import set_up_logging
+from protocol.logs import MAX_MESSAGE_LENGTH, set_up_logging
 from protocol.messages import PROTOCOL_VERSION
+from protocol.plain_line import plain_line
 from protocol.run_dir import ClaimedRunDir, RunDir
 from protocol.standard_streams import open_standard_streams
 from scheduler.config import SchedulerConfig
@@ -247,12 +248,9 @@ def main(argv: Sequence[str]) -> int:
         with listener, ClaimedRunDir(config.run_dir) as run_dir:
             commands = build_commands(config, run_dir.names.path, listener.fileno())
             return Supervisor(config, run_dir.names, commands, listener, started).run()
-    except (ConfigError, ModelFileError) as error:
-        print(f"launch.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
     except EngineError as error:
-        print(f"launch.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        print(f"launch.py: {plain_line(str(error), MAX_MESSAGE_LENGTH)}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError | ModelFileError) else EXIT_FAILED
 
 
 # ------------------------------------------------------------------------------
@@ -551,7 +549,8 @@ class Supervisor:
         self._read_pipes(0)
         child.read_to_end()
         if child.failure is not None and child.failure.exit_code == EXIT_USAGE:
-            self._last_words = [f"launch.py: {child.failure.sentence}"]
+            sentence = plain_line(child.failure.sentence, MAX_MESSAGE_LENGTH)
+            self._last_words = [f"launch.py: {sentence}"]
             return EXIT_USAGE
         self._last_words = [f"launch.py: the run ends because {child.describe_end()}"]
         self._last_words += [f"    {line}" for line in child.log_tail]

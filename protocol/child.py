@@ -18,6 +18,7 @@ import msgpack
 import msgspec
 
 from protocol.messages import ChildToLauncher, Failure, Heartbeat, Ready
+from protocol.plain_line import plain_line
 
 LOG_TAIL_LINES = 20
 
@@ -118,7 +119,7 @@ class Child:
         """Say how the child ended."""
         code = self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        cause = f": {self.failure.sentence}" if self.failure else ""
+        cause = f": {plain_line(self.failure.sentence, 4096)}" if self.failure else ""
         return f"{self.name} (pid {self.process.pid}) {how}{cause}"
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from frontend.http.errors import HttpError
+from protocol.plain_line import plain_line
 
 BODY_PART_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
@@ -85,7 +86,9 @@ def _decode(body: bytes) -> Fields:
         decoded = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         # A RecursionError's text is Python's; the decoder's says what and where.
-        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        reason = (
+            "it is nested too deep" if isinstance(error, RecursionError) else _plain(str(error))
+        )
         raise HttpError(
             400, f"The body is not valid JSON: {reason}.", code="invalid_json"
         ) from error
@@ -100,7 +103,13 @@ def _misfit(text: str) -> HttpError:
     path = place.rstrip("`").lstrip(".")
     param = path.partition(".")[0].partition("[")[0] or None
     message = f"{path}: {what}." if path else f"{what}."
-    return HttpError(400, message.replace(" | null", ""), param=param)
+    return HttpError(
+        400, _plain(message.replace(" | null", "")), param=param and plain_line(param, 64)
+    )
+
+
+def _plain(text: str) -> str:
+    return plain_line(text, 300)
 
 
 def _too_large(max_bytes: int) -> HttpError:
