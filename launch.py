@@ -39,7 +39,7 @@ from pathlib import Path
 from frontend.config import FrontendConfig
 from frontend.http.listener import open_listener
 from protocol.child import Child, read_available
-from protocol.errors import ConfigError, EngineError, ModelFileError
+from protocol.errors import ConfigError, EngineError, ModelFileError, ProcessError
 from protocol.flags import parse_flags, to_flags
 from protocol.heartbeats import HEARTBEAT_LIMIT_S, LONGEST_WAIT_S, HeartbeatWatch
 from protocol.lifecycle import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ProcessConfig
@@ -147,7 +147,8 @@ class LaunchConfig:
         default="", metadata=flag("name clients use; default: the model's")
     )
     api_key_file: str = dataclasses.field(
-        default="", metadata=flag("file with one key a line; requests need one of them then")
+        default="",
+        metadata=flag("private file with one key a line; requests need one of them then"),
     )
     allow_unauthenticated: bool = dataclasses.field(
         default=False, metadata=flag("let other machines in without a key")
@@ -288,7 +289,9 @@ def token_budget(config: LaunchConfig) -> int:
 
 def resolve_device(config: LaunchConfig) -> str:
     """Return "cuda" or "cpu". Raises ConfigError where the GPUs asked for are not there."""
-    if config.fake_workers or config.device == "cpu":
+    if config.fake_workers:
+        return "cpu" if config.device == "auto" else config.device  # the worker's flags refuse cuda
+    if config.device == "cpu":
         return "cpu"
     gpus = count_gpus()
     if config.device == "auto" and gpus == 0:
@@ -532,7 +535,12 @@ class Supervisor:
             "launcher": os.getpid(),
             "processes": {child.name: child.process.pid for child in self._children},
         }
-        self._run_dir.run_file().write_text(json.dumps(facts, indent=2) + "\n")
+        try:
+            self._run_dir.run_file().write_text(json.dumps(facts, indent=2) + "\n")
+        except OSError as error:
+            raise ProcessError(
+                f"{self._run_dir.run_file()} cannot be written: {error.strerror}."
+            ) from error
         seconds = time.monotonic() - self._started
         with contextlib.suppress(OSError):
             print(f"ready http={http} client={clients[0]} seconds={seconds:.1f}", flush=True)

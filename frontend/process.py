@@ -143,11 +143,19 @@ async def _become_ready(
 ) -> None:
     """Report ready once the scheduler and the text process have said Hello."""
     await text.ready.wait()
-    engine.learn_text(*_load_text(config))
+    model, vocabulary = _load_text(config)
+    engine.learn_text(model, vocabulary)
     log.info("tokenizer loaded")
     while engine.facts is None:
         engine.news.clear()
         await engine.news.wait()
+    if vocabulary.num_text_ids > engine.facts.vocab_size:
+        # An added token beyond the model's ids is left to the requests that have it: some models
+        # are published with one that they never use.
+        raise ModelFileError(
+            f"The tokenizer of {config.model} has token ids up to {vocabulary.num_text_ids - 1}, "
+            f"and the model's are 0 to {engine.facts.vocab_size - 1}: they do not belong together."
+        )
     lifeline.ready(clients)
     log.info("serves clients=%s", clients)
 

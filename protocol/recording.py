@@ -9,6 +9,7 @@ peer, and the message as the frame's own array, not as bytes, so that
 shows a conversation. Frames that are not msgpack are kept as bytes.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,10 @@ from typing import NamedTuple
 
 import msgpack
 
+from protocol.errors import ConfigError
 from protocol.messages import MAX_FRAME_BYTES
+
+log = logging.getLogger(__name__)
 
 
 class Recorded(NamedTuple):
@@ -30,20 +34,31 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Appends frames to a file; `flush` runs with every frame, so a crash loses nothing."""
+    """Appends frames to a file, unbuffered, so that a crash loses nothing."""
 
     def __init__(self, directory: str, name: str) -> None:
+        """Raises ConfigError if the file cannot be written."""
         path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
-        self._file = (path / f"{name}.tap").open("ab")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._file = (path / f"{name}.tap").open("ab", buffering=0)
+        except OSError as error:
+            raise ConfigError(
+                f"--record {directory} cannot be written: {error.strerror}."
+            ) from error
 
     def record(self, direction: str, address: str, identity: bytes, frame: bytes) -> None:
-        """Append one frame."""
+        """Append one frame. The first that cannot be written is the end of the recording."""
+        if self._file.closed:
+            return
         head = msgpack.packb([time.monotonic(), direction, address, identity])
         # The frame is msgpack already: put it into the array as it is instead of packing it again.
         body = frame if _is_msgpack(frame) else msgpack.packb(frame)
-        self._file.write(b"\x95" + head[1:] + body)
-        self._file.flush()
+        try:
+            self._file.write(b"\x95" + head[1:] + body)
+        except OSError as error:
+            log.error("recording ends file=%s: %s", self._file.name, error.strerror)
+            self._file.close()
 
     def close(self) -> None:
         """Close the file."""

@@ -96,6 +96,15 @@ class WorkerConfig:
         _require_range("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 2**22)
         _require_range("--max-model-len", self.max_model_len, 1, MAX_MODEL_LEN)
         _require_range("--threads", self.threads, 1, 4096)
+        for flag, value, legal in (
+            ("--device", self.device, ("auto", "cpu")),
+            ("--attention", self.attention, ("auto",)),
+        ):
+            if self.fake_workers and value not in legal:
+                raise ValueError(
+                    f"{flag} {value} does not go with --fake-workers, which compute no model: use "
+                    f"{' or '.join(legal)}"
+                )
         if self.faults != Faults() and not self.fake_workers:
             raise ValueError("--fault-… flags need --fake-workers")
 

@@ -14,7 +14,13 @@ from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
 from worker.cuda_graphs import graph_buckets
 from worker.cuda_memory import cuda_num_blocks, graph_reserve, measure_worst_step
-from worker.kv_cache import KVCache, KVCacheShape, available_memory_bytes, cpu_num_blocks
+from worker.kv_cache import (
+    KVCache,
+    KVCacheShape,
+    available_memory_bytes,
+    cpu_num_blocks,
+    require_cpu_memory,
+)
 from worker.layers.linear import fewest_rows
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
@@ -122,6 +128,10 @@ def _allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> KVCache:
+    if device.type == "cpu":
+        require_cpu_memory(
+            num_blocks, shape.block_bytes(dtype), available_bytes=available_memory_bytes()
+        )
     try:
         return KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
     except torch.OutOfMemoryError as error:
