@@ -392,7 +392,7 @@ def serve(tmp_path, smol, smol_desk, smol_vocabulary, smol_tokenizer):
         )
         if with_text:
             engine.learn_text(smol, smol_vocabulary)
-        listener = open_listener("127.0.0.1", 0)
+        listener = open_listener("127.0.0.1", 0, is_guarded=False)
         server = HttpServer(build_app(engine, MODEL, keys), listener)
         http = Http(listener.getsockname()[1])
         running = [

@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from frontend import Client, SamplingParams
+from tests.integration.conftest import ROOT
 
 FAKE = "--fake-workers"
 PROMPT = {"prompt": [1, 2, 3], "temperature": 0, "ignore_eos": True}
@@ -138,6 +140,80 @@ def test_a_step_unanswered_ends_the_run_and_names_the_rank(launch):
     assert "scheduler" in log
     assert "rank 1" in log
     assert engine.survivors() == []
+
+
+def test_a_stopped_scheduler_shows_in_health_and_ends_the_run(launch):
+    engine = launch(FAKE)
+    os.kill(engine.pids["scheduler"], signal.SIGSTOP)
+    deadline = time.monotonic() + 15
+    while engine.request("GET", "/health")[0] == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    code, log = engine.wait(30)
+    assert code == 1
+    assert (
+        f"the run ends because scheduler (pid {engine.pids['scheduler']}) is stuck: its main loop "
+        "has not come round for 20 s."
+    ) in log
+    assert engine.survivors() == []
+
+
+def test_a_run_that_is_stopped_as_a_whole_goes_on_as_a_whole(launch):
+    engine = launch(FAKE, "--step-timeout", "4")
+    events, thread = start_stream(engine, max_tokens=8000)
+    while not events:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    for process in engine.processes:
+        process.suspend()
+    time.sleep(6)
+    for process in engine.processes:
+        process.resume()
+    thread.join(60)
+    assert events[-1] == "[DONE]"
+    assert engine.process.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.3, 0.6])
+def test_a_signal_in_the_first_moments_stops_quietly(launch, number, delay_s):
+    engine = launch(FAKE, wait=False)
+    wait_until_it_catches_signals(engine.process.pid)
+    time.sleep(delay_s)
+    engine.process.send_signal(number)
+    code, log = engine.wait(5)
+    assert (code, engine.lines) == (0, [])
+    assert "Traceback" not in log
+
+
+def wait_until_it_catches_signals(pid):
+    """Wait until the launcher's first lines have run; before, a signal is Python's."""
+    deadline = time.monotonic() + 10
+    while True:
+        with open(f"/proc/{pid}/status") as file:
+            (caught,) = (line for line in file if line.startswith("SigCgt"))
+        if int(caught.split()[1], 16) >> (signal.SIGHUP - 1) & 1:
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_do_not_matter(tmp_path_factory, closed):
+    run_dir = tmp_path_factory.mktemp("c")
+    command = f"exec {sys.executable} launch.py {FAKE} --port 0 --run-dir {run_dir} {closed}"
+    process = subprocess.Popen(["/bin/sh", "-c", command], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 60
+        while not (run_dir / "run.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(5) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_port_in_use_is_refused_at_once(cli):

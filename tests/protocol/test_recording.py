@@ -4,9 +4,11 @@ import stat
 
 import msgpack
 import msgspec
+import pytest
 
+from protocol.errors import ConfigError
 from protocol.messages import Ping
-from protocol.recording import read_recording, recorder
+from protocol.recording import Recorder, read_recording, recorder
 
 
 def test_frames_come_back_as_they_went(tmp_path):
@@ -49,3 +51,17 @@ def test_a_second_recording_is_appended_for_this_user_alone(tmp_path):
 
 def test_no_directory_means_no_recorder():
     assert recorder("", "w") is None
+
+
+def test_a_directory_that_cannot_be_made_is_named():
+    with pytest.raises(ConfigError, match="--record /dev/null/tape cannot be written: Not a dir"):
+        Recorder("/dev/null/tape", "scheduler")
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, caplog):
+    (tmp_path / "scheduler.tap").symlink_to("/dev/full")
+    recorder = Recorder(str(tmp_path), "scheduler")
+    for _ in range(2):
+        recorder.record("in", "address", b"", b"\x90")
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == f"recording ends file={tmp_path}/scheduler.tap: No space left on device"
