@@ -1,8 +1,8 @@
 """Random paged batches, run through a back end and compared with attention written out plainly.
 
 A case has sequences of odd lengths around block boundaries, some of which decode while others have
-a chunk. Their blocks lie scattered in the cache, and whatever no sequence has written is NaN, as
-another's failure might have left it.
+a chunk. Their blocks lie scattered in the cache. Whatever no sequence has written is as wrong as
+another may have left it: NaN where a back end clears what it opens, else merely large.
 """
 
 from dataclasses import dataclass
@@ -182,7 +182,8 @@ def _written_cache(
     counts = [-(-end // size) for end in case.ends]
     layout = AttentionChoice(name=name, reason="").layout
     cache = KVCache(shape, sum(counts) + 3, dtype=dtype, device=device, layout=layout)
-    cache.data.fill_(float("nan"))  # as a failed sequence may have left it
+    is_cleared = layout is KVLayout.HEADS_FIRST
+    cache.data.fill_(float("nan") if is_cleared else 1e4)
     cache.clear_blocks([cache.pad_block])
     blocks = np.random.default_rng(case.seed).permutation(cache.num_blocks).astype(np.int32)
     tables = np.full((len(counts), max(counts) + 2), -1, dtype=np.int32)

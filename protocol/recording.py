@@ -43,13 +43,11 @@ class Recorder:
         path = Path(directory)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            descriptor = os.open(path / f"{name}.tap", flags, 0o600)
+            self._file = open(path / f"{name}.tap", "ab", buffering=0, opener=_open_privately)  # noqa: SIM115
         except OSError as error:
             raise ConfigError(
                 f"--record {directory} cannot be written: {error.strerror}."
             ) from error
-        self._file = os.fdopen(descriptor, "ab", buffering=0)
 
     def record(self, direction: str, address: str, identity: bytes, frame: bytes) -> None:
         """Append one frame. The first that cannot be written is the end of the recording."""
@@ -89,3 +87,7 @@ def _is_msgpack(frame: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _open_privately(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -87,8 +87,9 @@ class ChunkInputs:
             first += count
         used = num_decode + num_chunks
         starts = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-        # As many as it has tokens, so that even padding attends to something.
-        lengths[-1] = num_tokens - first
+        # As many as it has tokens, so that even padding attends to something, if its table holds
+        # as many.
+        lengths[-1] = min(num_tokens - first, self._tables.capacity)
         all_cache_positions = np.full(num_tokens, self._tables.pad_cache_position, dtype=np.int64)
         all_cache_positions[:first] = cache_positions
         upload(
@@ -139,7 +140,7 @@ class ChunkInputs:
                 length_starts=torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
                 block_tables=tables,
                 max_count=num_tokens,
-                max_length=tables.shape[1] * self._tables.block_size,
+                max_length=self._tables.capacity,
                 is_fresh=False,
             ),
             logit_rows=logit_rows.long(),

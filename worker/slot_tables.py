@@ -33,6 +33,11 @@ class SlotTables:
         """Where they are."""
         return self.tables.device
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that a slot's table holds."""
+        return self.tables.shape[1] * self.block_size
+
     def set_blocks(self, entries: Sequence[tuple[int, int, Int32Array]]) -> None:
         """Write (slot, first index in its table, blocks), if there are any."""
         if not entries:

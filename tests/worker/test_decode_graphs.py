@@ -1,9 +1,7 @@
 """Everything about graphs but the capture itself: `benchmarks.gpu_check` replays them."""
 
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,8 +12,7 @@ from tests.worker.plan_builder import execute, make_join, make_plan
 from tests.worker.tiny_models import CPU, save_llama
 from worker.attention.paged import PagedAttention, write_by_torch
 from worker.batch import SampledRows
-from worker.chunk_graphs import CAPTURED_AT, ChunkGraph, ChunkGraphs
-from worker.chunk_inputs import no_rows
+from worker.chunk_graphs import ChunkGraph
 from worker.decode_graphs import graph_buckets
 from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
@@ -26,7 +23,6 @@ from worker.parallel import OneRank
 from worker.sampling_slots import SamplingSlots
 from worker.sharded_sampler import ShardedSampler
 from worker.slot_sampler import TorchSlotSampler
-from worker.step_rows import Chunk, StepRows
 
 
 def test_buckets():
@@ -198,35 +194,3 @@ def test_steps_with_chunks(tiny, kind: str):
     store = replayed._graphs.chunks._store
     captured = [name for name in store._graphs if isinstance(name, ChunkGraph)]
     assert {(graph.num_tokens, graph.num_sequences) for graph in captured} == {(32, 5)}
-
-
-def chunk_graphs() -> ChunkGraphs:
-    return ChunkGraphs(*[None] * 5, max_sequences=100)
-
-
-def rows_of(num_decode: int, counts: list[int]) -> StepRows:
-    chunks = tuple(
-        Chunk(row=i, slot=i, start=0, token_ids=np.zeros(count, dtype=np.int32), is_last=True)
-        for i, count in enumerate(counts)
-    )
-    decode = np.arange(num_decode, dtype=np.int32)
-    return replace(no_rows(), decode_slots=decode, chunks=chunks)
-
-
-@pytest.mark.parametrize(
-    ("num_decode", "counts", "graph"),
-    [
-        (0, [1], (16, 8)),
-        (3, [13], (16, 8)),
-        (4, [13], (32, 8)),
-        (8, [8], (16, 64)),
-        (63, [900, 61], (1024, 100)),
-        (0, [1025], None),
-        (100, [1], None),
-    ],
-)
-def test_sizes_are_captured_when_they_come_up_often(num_decode: int, counts: list[int], graph):
-    graphs, rows = chunk_graphs(), rows_of(num_decode, counts)
-    chosen = [graphs.choose(rows, has_filters=False) for _ in range(CAPTURED_AT)]
-    assert chosen[:-1] == [None] * (CAPTURED_AT - 1)
-    assert chosen[-1] == (None if graph is None else (*graph, False))

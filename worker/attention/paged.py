@@ -7,7 +7,7 @@ one call of the library for all of their rows:
     chunks, all from 0      many queries each, over the step's own keys and values: no blocks read
     chunks, some later      many queries each, over the block table
 
-A kernel never reads past a row's length, so blocks need no clearing.
+What lies in a block past a row's length is finite, so blocks need no clearing.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,12 @@ class LayerCache:
 
 
 class KVWriter(Protocol):
-    """Finishes a layer's queries and keys, and writes keys and values to the cache."""
+    """Finishes a layer's queries and keys, and writes keys and values to the cache.
+
+    What is not finite is written as the largest number there is. It then fails the sequence that
+    attends to it, and no other: kernels read whole blocks and give what lies past a row's length
+    the weight 0, which times NaN would be NaN for whoever has the block next.
+    """
 
     def __call__(
         self, projected: ProjectedHeads, cache: LayerCache, cache_positions: Tensor
@@ -72,6 +77,7 @@ def write_by_torch(projected: ProjectedHeads, cache: LayerCache, cache_positions
     """`KVWriter` of torch's operators: any device and dtype."""
     projected.finish_()
     written = projected.key_value[: len(cache_positions)]
+    written.nan_to_num_(nan=torch.finfo(written.dtype).max)
     cache.keys.flatten(0, 1).index_copy_(0, cache_positions, written[:, 0])
     cache.values.flatten(0, 1).index_copy_(0, cache_positions, written[:, 1])
 

@@ -15,6 +15,9 @@ of halves moves nothing:
 Many rows have programs of more heads: they share the angles and the weights. Few rows have more
 programs, which all run at once, so that what counts is the length of one.
 
+What is not finite is cached as the largest number there is, and values also in place, where kernels
+read them beside their neighbours' (`worker.attention.paged.KVWriter` says why).
+
 Roundings are those of `worker.layers.head_norm` and `worker.layers.rotary` on a GPU: normalised in
 float32, rounded to the dtype, times the weight, rounded; times the cosine, rounded; plus the rest.
 """
@@ -148,12 +151,25 @@ def _prepare_runs(
     tl.store(at + HALF, turned_b, mask=is_rotated)
     key = keys + position * (NUM_KV_HEADS * HEAD_DIM) + (head - NUM_HEADS) * HEAD_DIM + column
     is_key = is_rotated & (head >= NUM_HEADS) & is_cached
-    tl.store(key, turned_a, mask=is_key)
-    tl.store(key + HALF, turned_b, mask=is_key)
+    tl.store(key, _finite(turned_a), mask=is_key)
+    tl.store(key + HALF, _finite(turned_b), mask=is_key)
     value = values + position * (NUM_KV_HEADS * HEAD_DIM) + (head - NUM_ROTATED) * HEAD_DIM + column
-    is_value = held & (head >= NUM_ROTATED) & is_cached
-    tl.store(value, first, mask=is_value)
-    tl.store(value + HALF, second, mask=is_value)
+    is_value = held & (head >= NUM_ROTATED)
+    finite_a, finite_b = _finite(first), _finite(second)
+    tl.store(value, finite_a, mask=is_value & is_cached)
+    tl.store(value + HALF, finite_b, mask=is_value & is_cached)
+    # In place too, where it differs: NaN differs from everything.
+    tl.store(at, finite_a, mask=is_value & (finite_a != first))
+    tl.store(at + HALF, finite_b, mask=is_value & (finite_b != second))
+
+
+@triton.jit
+def _finite(x):
+    """Replace what is not finite by the largest number, of the same sign if it has one."""
+    largest: tl.constexpr = 65504.0 if x.dtype == tl.float16 else 3.3895313892515355e38
+    wide = x.to(tl.float32)
+    wide = tl.where(wide == wide, wide, largest)
+    return tl.minimum(tl.maximum(wide, -largest), largest).to(x.dtype)
 
 
 @triton.jit

@@ -12,7 +12,16 @@ from launch import LaunchConfig
 from protocol.errors import ConfigError
 from protocol.flags import parse_flags
 
-NOT_OFFERED = {"host", "port", "listen", "run_dir", "print_commands", "plan", "lifeline_fd"}
+NOT_OFFERED = {
+    "host",
+    "port",
+    "listen",
+    "run_dir",
+    "print_commands",
+    "plan",
+    "lifeline_fd",
+    "allow_unauthenticated",  # an LLM serves this machine alone
+}
 OTHER_DEFAULTS = {"policy": "throughput", "log_level": "warning", "drain_timeout_s": 0.0}
 OWN = {"self", "start_timeout_s"}
 

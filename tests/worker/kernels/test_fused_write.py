@@ -1,0 +1,66 @@
+"""The fused write against torch's, with and without norms of heads."""
+
+import pytest
+import torch
+
+from worker.attention.base import ProjectedHeads
+from worker.attention.paged import LayerCache, write_by_torch
+from worker.layers.head_norm import HeadNorm
+from worker.layers.rotary import Rotary
+
+write_fused = pytest.importorskip("worker.attention.fused_write").write_fused
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 64
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_same_as_by_torch(device: torch.device, has_norm: bool):
+    torch.manual_seed(0)
+    norm = None
+    if has_norm:
+        norm = HeadNorm(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, 1e-6, dtype=torch.float32, device=device)
+        norm.weight.copy_(torch.randn(2, HEAD_DIM))
+        norm.prepare()
+    rotary = Rotary(HEAD_DIM, 1e4, None, max_positions=50, dtype=torch.float32, device=device)
+    rotation = rotary(torch.tensor([3, 7, 9, 11, 20], device=device))
+    heads = torch.randn(5, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, device=device)
+    written = []
+    for write in (write_by_torch, write_fused):
+        pools = torch.zeros(2, 4, 16, NUM_KV_HEADS, HEAD_DIM, device=device)
+        projected = ProjectedHeads(
+            heads=heads.clone(),
+            num_heads=NUM_HEADS,
+            num_kv_heads=NUM_KV_HEADS,
+            head_norm=norm,
+            rotation=rotation,
+        )
+        # The last row is padding: it is finished, but goes nowhere.
+        write(projected, LayerCache(*pools), torch.tensor([5, 40, 63, 17], device=device))
+        written.append((projected.heads, pools))
+    for found, expected in zip(*written, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert int((written[1][1] != 0).any(-1).any(-1).sum()) == 8
+
+
+@pytest.mark.parametrize("write", ["torch", "fused"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_is_not_finite_is_cached_as_the_largest_number(device, write: str, dtype: torch.dtype):
+    rotary = Rotary(HEAD_DIM, 1e4, None, max_positions=9, dtype=dtype, device=device)
+    heads = torch.ones(2, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, dtype=dtype, device=device)
+    heads[0, NUM_HEADS, 0] = float("nan")
+    heads[0, -1, 1:4] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    projected = ProjectedHeads(
+        heads=heads,
+        num_heads=NUM_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        head_norm=None,
+        rotation=rotary(torch.zeros(2, dtype=torch.int64, device=device)),
+    )
+    pools = torch.zeros(2, 1, 16, NUM_KV_HEADS, HEAD_DIM, dtype=dtype, device=device)
+    function = write_by_torch if write == "torch" else write_fused
+    function(projected, LayerCache(*pools), torch.tensor([0, 1], device=device))
+    assert pools.isfinite().all()
+    assert pools[0, 0, 0, 0, 0] >= 65504
+    assert pools[1, 0, 0, 1, 1:4].sign().tolist() == [1, 1, -1]
+    assert (pools[1, 0, 0, 1, 1:4].abs() >= 65504).all()
+    assert projected.key_value[:, 1].isfinite().all()
+    assert (pools[:, 0, 1] == 1).all()
