@@ -180,14 +180,14 @@ def _draw_runs(
     if temperature > 0:
         words = _words(seed, position, (first_id - SKIPPED) // 4 + quads[:, None], lanes)
         if thresholds is not None:
-            logit = tl.where(_scaled(logit, temperature) >= threshold, logit, float("-inf"))
+            logit = tl.where(scaled_logit(logit, temperature) >= threshold, logit, float("-inf"))
         rough = _flat(logit * tl.div_rn(1.0, temperature) + _rough_noise(words))
         best, winner = tl.max(rough, axis=0, return_indices=True)
         # Twice what a rough score may be off by, with room to spare: 1e-5 from the noise, and
         # three roundings of numbers no larger than the score and the noise together.
         is_close = rough >= best - (4e-5 + tl.abs(best) * (1.0 / 1048576))
         if tl.sum(is_close.to(tl.int32), axis=0) > 1:
-            winner = tl.argmax(_flat(_noise(words) + _scaled(logit, temperature)), axis=0)
+            winner = tl.argmax(_flat(_noise(words) + scaled_logit(logit, temperature)), axis=0)
     else:
         winner = tl.argmax(_flat(logit), axis=0)
     token = run * (4 * QUADS) - SKIPPED + winner
@@ -280,7 +280,7 @@ def _pick(
     score = logit
     if temperature > 0:
         words = _words(seed, position, token // 4, token % 4)
-        scaled = _scaled(logit, temperature)
+        scaled = scaled_logit(logit, temperature)
         score = tl.where(scaled >= threshold, _noise(words) + scaled, float("-inf"))
     best, winner = tl.max(score, axis=0, return_indices=True)
     return best, tl.sum(tl.where(runs == winner, token, 0), axis=0), tl.max(most, axis=0)
@@ -310,7 +310,8 @@ def _words(seed, position, quads, lanes):
 
 
 @triton.jit
-def _scaled(logit, temperature):
+def scaled_logit(logit, temperature):
+    """Divide logits by a temperature, rounding as the CPU does."""
     return tl.div_rn(logit, tl.zeros_like(logit) + temperature)
 
 
@@ -322,11 +323,11 @@ def _uniform(words):
 @triton.jit
 def _noise(words):
     """Return Gumbel noise."""
-    return -_log(-_log(_uniform(words)))
+    return -natural_log(-natural_log(_uniform(words)))
 
 
 @triton.jit
-def _log(x):
+def natural_log(x):
     """Return the natural logarithm; Triton's own is a rough one on a GPU."""
     if _IS_INTERPRETED:
         return tl.log(x)

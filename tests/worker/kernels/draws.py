@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.drawing import draw_tokens
+from worker.kernels.filtering import draw_filtered_tokens
 from worker.sampler import Samples, SamplingRows, sample
 
 
@@ -58,8 +59,6 @@ class Rows:
         places = {"slots": slots, "last_tokens": last_tokens, "reported": reported}
         args = (self.logits.to(device), *parameters, self.positions.to(device, index_dtype))
         if filtered:
-            from worker.kernels.filtering import draw_filtered_tokens
-
             filters = [by_slot(column) for column in (self.top_k, self.top_p, self.min_p)]
             names = ("top_k", "top_p", "min_p")
             draw_filtered_tokens(*args, **dict(zip(names, filters, strict=True)), **places)

@@ -14,7 +14,7 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_rows", "vocab_size"),
-    [*((rows, 1003) for rows in (1, 2, 7, 8, 9, 31, 33, 65)), (3, 49_152), (9, 6001)],
+    [*((rows, 1003) for rows in (1, 2, 7, 8, 9, 31, 33)), (1, 49_152), (9, 6001)],
 )
 def test_same_tokens_as_the_sampler(num_rows, vocab_size, dtype, device):
     check(make_rows(num_rows, vocab_size, dtype), device, filtered=False)
@@ -77,7 +77,7 @@ def test_ranks_find_what_one_draws(first_ids, device):
 
 
 def test_draws_follow_the_softmax(device):
-    num_draws = 20_000 if device.type == "cuda" else 300
+    num_draws = 20_000 if device.type == "cuda" else 200
     logits = torch.linspace(0.0, 2.0, 50).roll(13)
     rows = replace(
         make_rows(num_draws, 50),
