@@ -73,8 +73,7 @@ def draw_candidates(
         best[0],
         tokens,
         best[1],
-        RUNS=triton.next_power_of_2(num_runs),
-        num_warps=1,
+        **_pick_shape(num_runs),
     )
     return Candidates(best[0], tokens, best[1])
 
@@ -111,8 +110,7 @@ def draw_tokens(
         num_runs,
         last_tokens,
         reported,
-        RUNS=triton.next_power_of_2(num_runs),
-        num_warps=1,
+        **_pick_shape(num_runs),
     )
 
 
@@ -138,6 +136,12 @@ def _draw(logits: Tensor, parameters: tuple[Tensor | None, ...], first_id: int) 
         num_warps=4,
     )
     return runs
+
+
+def _pick_shape(num_runs: int) -> dict[str, int]:
+    """Return the second kernel's shape: a thread for each run, for all that counts is its time."""
+    block = triton.next_power_of_2(num_runs)
+    return {"RUNS": block, "num_warps": min(max(block // 32, 1), 8)}
 
 
 @triton.jit

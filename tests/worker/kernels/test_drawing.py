@@ -76,6 +76,7 @@ def test_ranks_find_what_one_draws(first_ids, device):
     assert torch.equal(largest, rows.logits.amax(-1))
 
 
+@pytest.mark.slow
 def test_draws_follow_the_softmax(device):
     num_draws = 20_000 if device.type == "cuda" else 200
     logits = torch.linspace(0.0, 2.0, 50).roll(13)
