@@ -90,6 +90,7 @@ def test_close_and_cached(model, rows, normalizes, dtype, device):
     check(model, rows, rows, dtype, device, normalizes=normalizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [2, 8, 9, 31, 33, 255, 256])
 def test_row_counts(rows, device):
     check("80 wide", rows, rows, torch.float16, device, normalizes=True)
