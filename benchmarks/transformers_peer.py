@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, GenerationMixin
 
-from launch import bundled_model
+from worker.find_model import bundled_model
 
 
 def main(dtype: str) -> None:

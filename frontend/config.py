@@ -26,7 +26,10 @@ class FrontendConfig:
         metadata={"help": "tcp://HOST:PORT for ZeroMQ clients; frontend i takes PORT + i"},
     )
     api_key_file: str = field(
-        default="", metadata={"help": "file with one key a line; requests need one of them then"}
+        default="", metadata={"help": "private file with one key a line; requests need one then"}
+    )
+    allow_unauthenticated: bool = field(
+        default=False, metadata={"help": "let other machines in without a key"}
     )
     drain_timeout_s: float = field(
         default=2.0,

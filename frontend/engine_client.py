@@ -39,8 +39,8 @@ from protocol.messages import (
 )
 from protocol.validation import longest_sequence, validate_params
 
-PROGRESS_LIMIT_S = 60.0
-"""With live sequences, the longest silence of the scheduler that counts as progress."""
+SILENCE_LIMIT_S = 5.0
+"""Longest silence of the scheduler, which speaks every second, that counts as progress."""
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +102,11 @@ class EngineClient:
         return None
 
     def is_progressing(self) -> bool:
-        """Return whether the engine works on what it has, or has nothing."""
-        return not self._requests or time.monotonic() - self._last_heard < PROGRESS_LIMIT_S
+        """Return whether the scheduler's loop comes round, which holds its ranks to their time.
+
+        Before it has said Hello nothing is expected of it.
+        """
+        return self.facts is None or time.monotonic() - self._last_heard < SILENCE_LIMIT_S
 
     def learn_text(self, model: TextModel, vocabulary: Vocabulary) -> None:
         """Take the model's text facts."""
@@ -140,8 +143,6 @@ class EngineClient:
             queue,
             num_prompt_tokens=len(prepared.prompt_ids) // 4,
         )
-        if not self._requests:
-            self._last_heard = time.monotonic()
         self._requests[request.request_id] = request
         for sample in request.samples:
             self._submit(request, sample, sample.sequence)
@@ -183,6 +184,7 @@ class EngineClient:
     def meet_scheduler(self, facts: EngineFacts) -> None:
         """Take the engine's facts, and give the scheduler what it lacks."""
         log.info("met the scheduler facts=%s", facts)
+        self._last_heard = time.monotonic()
         self.facts = facts
         self.news.set()
         for request_id, index in list(self._unacknowledged):

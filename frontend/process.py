@@ -23,7 +23,8 @@ from frontend.config import FrontendConfig
 from frontend.engine_client import EngineClient
 from frontend.http.api import build_app
 from frontend.http.keys import read_keys
-from frontend.http.server import HttpServer, allow_many_descriptors, open_listener
+from frontend.http.listener import listener_url, open_listener
+from frontend.http.server import HttpServer, allow_many_connections
 from frontend.scheduler_link import SchedulerLink
 from frontend.seeds import SeedSource
 from frontend.text.config import TextConfig, tokenizer_caches
@@ -47,15 +48,21 @@ log = logging.getLogger(__name__)
 def run(config: FrontendConfig, lifeline: Lifeline) -> None:
     """Serve clients until the launcher ends, a drain is over, or something fails."""
     log.info("config %s", describe_config(config))
-    allow_many_descriptors()
-    asyncio.run(_serve(config, lifeline))
+    max_connections = allow_many_connections()
+    asyncio.run(_serve(config, lifeline, max_connections))
 
 
-async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
+async def _serve(config: FrontendConfig, lifeline: Lifeline, max_connections: int) -> None:
     names = RunDir(config.process.run_dir)
     taps = recorder(config.process.record, f"frontend-{config.index}")
     keys = read_keys(Path(config.api_key_file)) if config.api_key_file else None
-    listener = open_listener(config.host, config.port, config.http_fd)
+    listener = open_listener(
+        config.host,
+        config.port,
+        is_guarded=keys is not None or config.allow_unauthenticated,
+        inherited_fd=config.http_fd,
+    )
+    log.info("listens http=%s", listener_url(listener))
     clients = client_address(config.listen, names.clients_address(config.index), config.index)
     epoch = config.process.epoch
     with _zmq_context() as context:
@@ -69,7 +76,8 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline) -> None:
         )
         router = AsyncRouter(context, clients, recorder=taps)
         endpoint = ClientEndpoint(router, engine, config.served_model_name, epoch=epoch)
-        server = HttpServer(build_app(engine, config.served_model_name, keys), listener)
+        app = build_app(engine, config.served_model_name, keys)
+        server = HttpServer(app, listener, max_connections=max_connections)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, _stop_soon, engine, config.drain_timeout_s)
         try:
@@ -134,11 +142,19 @@ async def _become_ready(
 ) -> None:
     """Report ready once the scheduler and the text process have said Hello."""
     await text.ready.wait()
-    engine.learn_text(*_load_text(config))
+    model, vocabulary = _load_text(config)
+    engine.learn_text(model, vocabulary)
     log.info("tokenizer loaded")
     while engine.facts is None:
         engine.news.clear()
         await engine.news.wait()
+    if vocabulary.num_text_ids > engine.facts.vocab_size:
+        # An added token beyond the model's ids is left to the requests that have it: some models
+        # are published with one that they never use.
+        raise ModelFileError(
+            f"The tokenizer of {config.model} has token ids up to {vocabulary.num_text_ids - 1}, "
+            f"and the model's are 0 to {engine.facts.vocab_size - 1}: they do not belong together."
+        )
     lifeline.ready(clients)
     log.info("serves clients=%s", clients)
 

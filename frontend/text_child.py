@@ -59,6 +59,11 @@ class TextChild:
         """Why it ended, if it said so. Known once `close` has returned."""
         return self._child.failure
 
+    @property
+    def has_looped(self) -> bool:
+        """Whether it ended because its rehearsal took too long. Known once `close` has returned."""
+        return self._child.process.returncode == -signal.SIGPROF
+
     def send(self, job: TextJob) -> None:
         """Give it a job. Raises ProcessError if it takes none."""
         self._connection.send(job)

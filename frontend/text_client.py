@@ -25,14 +25,14 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.lifecycle import EXIT_USAGE
-from protocol.messages import ChatMessage, Failure, Hello, TextDone, TextJob, TextKind
+from protocol.messages import ChatMessage, Hello, TextDone, TextJob, TextKind
 from protocol.recording import Recorder
 
 MAX_SENT = 8
 """Jobs at the process at once."""
 MAX_WAITING = 1024
 MAX_FAILED_STARTS = 3
-"""Processes in a row that end before they are ready; then the frontend gives up."""
+"""Processes in a row that end before they are ready; the next would too, so the run ends."""
 RESTART_PAUSE_S = 0.2
 """After a failed start."""
 
@@ -113,12 +113,25 @@ class TextClient:
                 how = child.close()
             failed_starts = 0 if was_ready else failed_starts + 1
             if failed_starts:
-                _give_up_if_hopeless(child.failure, failed_starts, how)
+                self._give_up_if_hopeless(child, failed_starts, how)
             self._take_back()
             self.restarts += 1
             log.warning("text process replaced because %s", how)
             if not was_ready:
                 await asyncio.sleep(RESTART_PAUSE_S)
+
+    def _give_up_if_hopeless(self, child: TextChild, failed_starts: int, how: str) -> None:
+        failure = child.failure
+        if failure and failure.exit_code == EXIT_USAGE:
+            raise ModelFileError(failure.sentence)
+        if child.has_looped:
+            raise ModelFileError(
+                f"The chat template of {self._config.model} takes more than "
+                f"{self._config.rehearsal_cpu_s:g} s for one plain message: it loops, and the "
+                "model needs another."
+            )
+        if failed_starts >= MAX_FAILED_STARTS:
+            raise ProcessError(f"No text process becomes ready: {how}")
 
     def _start(self) -> TextChild:
         # A socket of its own for each, so that nothing of a dead one's can reach the next.
@@ -229,13 +242,6 @@ class TextClient:
                 _fail(first, "ended the text process twice")
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
-
-
-def _give_up_if_hopeless(failure: Failure | None, failed_starts: int, how: str) -> None:
-    if failure and failure.exit_code == EXIT_USAGE:
-        raise ModelFileError(failure.sentence)
-    if failed_starts >= MAX_FAILED_STARTS:
-        raise ProcessError(f"No text process becomes ready: {how}")
 
 
 def _fail(job: _Job, what: str) -> None:

@@ -46,6 +46,11 @@ class Vocabulary(Protocol):
         ...
 
     @property
+    def num_text_ids(self) -> int:
+        """One more than the largest id of a token that is no added one."""
+        ...
+
+    @property
     def longest_token_bytes(self) -> int:
         """At least the bytes of the longest token: what bounds the tokens of a text from below."""
         ...
@@ -56,6 +61,7 @@ class ByteLevelVocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.longest_token_bytes = _longest_token(tokenizer)
+        self.num_text_ids = _num_text_ids(tokenizer)
         self._tokenizer = tokenizer
         special = special_ids(tokenizer)
         pieces = Pieces[bytes](lambda token_id: _byte_level_piece(tokenizer, token_id))
@@ -80,6 +86,7 @@ class SentencePieceVocabulary:
 
     def __init__(self, tokenizer: Tokenizer, rules: "JoinRules") -> None:
         self.longest_token_bytes = _longest_token(tokenizer)
+        self.num_text_ids = _num_text_ids(tokenizer)
         self._tokenizer = tokenizer
         special = special_ids(tokenizer)
         pieces = Pieces[str | bytes](lambda i: _sentence_piece(tokenizer, i, rules))
@@ -109,6 +116,7 @@ class WordlessVocabulary:
     """Of a model without a tokenizer: ids have no text."""
 
     longest_token_bytes = 0
+    num_text_ids = 0
 
     def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:  # noqa: ARG002
         """Return a detokenizer that says nothing."""
@@ -194,6 +202,10 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 def _token_id(tokenizer: Tokenizer, token: str) -> int | None:
     token_id: int | None = tokenizer.token_to_id(token)
     return token_id
+
+
+def _num_text_ids(tokenizer: Tokenizer) -> int:
+    return 1 + max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
 
 
 def _longest_token(tokenizer: Tokenizer) -> int:

@@ -18,6 +18,7 @@ import msgpack
 import msgspec
 
 from protocol.messages import ChildToLauncher, Failure, Heartbeat, Ready
+from protocol.plain_line import plain_line
 
 LOG_TAIL_LINES = 20
 
@@ -36,10 +37,12 @@ class Child:
     ) -> None:
         lifeline_read, self._lifeline = os.pipe()
         self.reports, report_write = os.pipe()
+        os.set_blocking(report_write, False)  # a child must not wait for a launcher that is stopped
         self.name = name
         self.ready: Ready | None = None
         self.failure: Failure | None = None
-        self.heartbeat: Heartbeat | None = None
+        self.heartbeats = 0
+        """How many have come."""
         self.log_tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._unpacker = msgpack.Unpacker()
         self._partial_line = b""
@@ -72,8 +75,8 @@ class Child:
             match message:
                 case Ready() as ready:
                     self.ready = ready
-                case Heartbeat() as heartbeat:
-                    self.heartbeat = heartbeat
+                case Heartbeat():
+                    self.heartbeats += 1
                 case Failure() as failure:
                     self.failure = failure
         return bool(data)
@@ -116,7 +119,7 @@ class Child:
         """Say how the child ended."""
         code = self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        cause = f": {self.failure.sentence}" if self.failure else ""
+        cause = f": {plain_line(self.failure.sentence, 4096)}" if self.failure else ""
         return f"{self.name} (pid {self.process.pid}) {how}{cause}"
 
 

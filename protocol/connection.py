@@ -26,6 +26,7 @@ from protocol.messages import (
     Resend,
     Reset,
 )
+from protocol.plain_line import plain_line
 
 Incoming = TypeVar("Incoming", bound=Message)
 
@@ -46,7 +47,10 @@ class Codec(Generic[Incoming]):
         try:
             return self._decoder.decode(frame)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise BadFrameError(f"A frame of {len(frame)} bytes is no message: {error}.") from error
+            reason = plain_line(str(error), 200)
+            raise BadFrameError(
+                f"A frame of {len(frame)} bytes is no message: {reason}."
+            ) from error
 
 
 class Outgoing:

@@ -7,7 +7,8 @@ dataclass contributes its own fields.
 
 A field's metadata: `help` (required), `choices`, and `flag` where the flag is not the field's
 name. `bool` fields are switches: `--name` turns on what is off by default, `--no-name` turns off
-what is on.
+what is on. Where a field's default says nothing by itself (None, an empty string, -1), its `help`
+has to say what it means, and `--help` shows no default beside it.
 """
 
 import argparse
@@ -62,7 +63,6 @@ def parse_flags(
         description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     for spec, hint in _leaves(config_type):
         _add_flag(parser, spec, hint)
@@ -137,8 +137,15 @@ def _add_flag(parser: _Parser, spec: dataclasses.Field[Any], hint: Any) -> None:
         choices=spec.metadata.get("choices"),
         required=required,
         metavar=None if "choices" in spec.metadata else _scalar(hint).__name__.upper(),
-        help=help_text + ("" if required else f" (default: {spec.default})"),
+        help=help_text + _shown_default(spec.default),
     )
+
+
+def _shown_default(default: object) -> str:
+    """Return what `--help` adds about a default: nothing where the help itself explains it."""
+    if default is dataclasses.MISSING or default in (None, "", -1):
+        return ""
+    return f" (default: {default})"
 
 
 def _scalar(hint: Any) -> type:  # noqa: ANN401

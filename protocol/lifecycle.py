@@ -26,6 +26,7 @@ import msgspec
 from protocol.errors import ConfigError, EngineError, LauncherGoneError, ModelFileError
 from protocol.logs import set_up_logging
 from protocol.messages import Failure, Heartbeat, Message, Ready
+from protocol.standard_streams import open_standard_streams
 
 HEARTBEAT_INTERVAL_S = 0.5
 """Longest time a main loop waits before it reports that it came round."""
@@ -80,12 +81,12 @@ class Lifeline:
         """Report that the process can serve."""
         self._report(Ready(detail=detail))
 
-    def heartbeat(self, step_id: int = 0, *, busy_until: float = 0.0) -> None:
+    def heartbeat(self, step_id: int = 0) -> None:
         """Report that the main loop came round; at most once an interval reaches the launcher."""
         now = time.monotonic()
-        if busy_until or now - self._last_beat >= HEARTBEAT_INTERVAL_S * 0.9:
+        if now - self._last_beat >= HEARTBEAT_INTERVAL_S * 0.9:
             self._last_beat = now
-            self._report(Heartbeat(step_id=step_id, busy_until=busy_until))
+            self._report(Heartbeat(step_id=step_id))
 
     def failure(self, exit_code: int, sentence: str) -> None:
         """Report why the process is about to end."""
@@ -103,6 +104,7 @@ def run_process(name: str, config: ProcessConfig, run: Callable[[Lifeline], None
 
     The one place where a process catches everything: to say why it ends, and to end.
     """
+    open_standard_streams()
     set_up_logging(name, config.log_level)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)

@@ -27,6 +27,8 @@ from protocol.errors import ErrorCode
 PROTOCOL_VERSION = 1
 
 MAX_FRAME_BYTES = 16 << 20
+MAX_MODEL_LEN = 1 << 20
+"""Tokens of a sequence. One joins a plan in a frame: its ids, and at worst a block for each."""
 """Largest frame any socket accepts."""
 MAX_TEXT_BYTES = 8 << 20
 MAX_CHAT_MESSAGES = 1024
@@ -159,7 +161,7 @@ class EngineFacts(Part, frozen=True, kw_only=True):
     num_blocks: Annotated[int, Meta(ge=1, le=2**31 - 2)]
     slots: Annotated[int, Meta(ge=1, le=65536)]
     """Sequences that can run at once."""
-    max_model_len: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    max_model_len: Annotated[int, Meta(ge=1, le=MAX_MODEL_LEN)]
     """Most tokens of prompt and output together."""
     vocab_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     """Width of the logits: token ids below this are legal."""
@@ -489,8 +491,6 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """The child's main loop came round."""
 
     step_id: Count = 0
-    busy_until: float = 0.0
-    """Seconds on the monotonic clock up to which silence is announced, 0 if it is not."""
 
 
 class Failure(Message, frozen=True, kw_only=True):

@@ -6,9 +6,12 @@ peer, and the message as the frame's own array, not as bytes, so that
 
     python -c "import msgpack; [print(r) for r in msgpack.Unpacker(open('worker-0.tap', 'rb'))]"
 
-shows a conversation. Frames that are not msgpack are kept as bytes.
+shows a conversation. Frames that are not msgpack are kept as bytes. What users wrote and were
+answered is in there: directory and files are made for this user alone.
 """
 
+import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,10 @@ from typing import NamedTuple
 
 import msgpack
 
+from protocol.errors import ConfigError
 from protocol.messages import MAX_FRAME_BYTES
+
+log = logging.getLogger(__name__)
 
 
 class Recorded(NamedTuple):
@@ -30,20 +36,33 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Appends frames to a file; `flush` runs with every frame, so a crash loses nothing."""
+    """Appends frames to NAME.tap, unbuffered, so that a crash loses nothing."""
 
     def __init__(self, directory: str, name: str) -> None:
+        """Raises ConfigError if the file cannot be written."""
         path = Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
-        self._file = (path / f"{name}.tap").open("ab")
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(path / f"{name}.tap", flags, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"--record {directory} cannot be written: {error.strerror}."
+            ) from error
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
 
     def record(self, direction: str, address: str, identity: bytes, frame: bytes) -> None:
-        """Append one frame."""
+        """Append one frame. The first that cannot be written is the end of the recording."""
+        if self._file.closed:
+            return
         head = msgpack.packb([time.monotonic(), direction, address, identity])
         # The frame is msgpack already: put it into the array as it is instead of packing it again.
         body = frame if _is_msgpack(frame) else msgpack.packb(frame)
-        self._file.write(b"\x95" + head[1:] + body)
-        self._file.flush()
+        try:
+            self._file.write(b"\x95" + head[1:] + body)
+        except OSError as error:
+            log.error("recording ends file=%s: %s", self._file.name, error.strerror)
+            self._file.close()
 
     def close(self) -> None:
         """Close the file."""

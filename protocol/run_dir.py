@@ -87,10 +87,16 @@ class ClaimedRunDir:
         self.names = RunDir(str(Path(path).absolute()))
         self.names.scheduler_address()  # before anything is made: is the path short enough?
         _make_private(Path(path))
-        self._lock = _lock(self.names.lock_file())
-        if self._lock is None:
-            raise ConfigError(f"--run-dir {path} belongs to a run that is still alive.")
-        _empty(Path(path))
+        try:
+            self._lock = _lock(self.names.lock_file())
+            if self._lock is None:
+                raise ConfigError(f"--run-dir {path} belongs to a run that is still alive.")
+            _empty(Path(path))
+        except OSError as error:
+            raise ConfigError(
+                f"--run-dir {path} cannot be used: {error.filename}: {error.strerror}; remove it, "
+                "or name another directory."
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -105,8 +111,10 @@ class ClaimedRunDir:
         if self._made:
             shutil.rmtree(path, ignore_errors=True)
         else:
-            _empty(path)
-            self.names.lock_file().unlink(missing_ok=True)
+            # What has come instead of our files, or a directory that has gone, is left as it is.
+            with contextlib.suppress(OSError):
+                _empty(path)
+                self.names.lock_file().unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)
 

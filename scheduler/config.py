@@ -30,7 +30,7 @@ class SchedulerConfig:
     step_timeout_s: float = field(
         default=30.0,
         metadata={
-            "help": "seconds after which an unanswered step ends the run",
+            "help": "seconds a step may take, and again for each 1,024 prompt tokens in it",
             "flag": "--step-timeout",
         },
     )

@@ -33,6 +33,9 @@ MAX_TOLD = 1024
 PING_INTERVAL_S = 0.1
 """Shortest time between two Pings to a frontend."""
 
+PING_LATEST_S = 1.0
+"""Longest time: by this a frontend knows that the scheduler is there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Left:
@@ -91,10 +94,10 @@ class Frontends:
             self._has_news = True
 
     def ping(self, now: float, waiting_requests: int, waiting_tokens: int) -> None:
-        """Tell the queue's length where it has changed, and which message was the last."""
+        """Tell that we are there, the queue's length, and which message was the last."""
         last, *told = self._last_ping
-        has_changed = told != [waiting_requests, waiting_tokens]
-        if now - last < PING_INTERVAL_S or not (has_changed or self._has_news):
+        has_news = self._has_news or told != [waiting_requests, waiting_tokens]
+        if now - last < (PING_INTERVAL_S if has_news else PING_LATEST_S):
             return
         self._last_ping = (now, waiting_requests, waiting_tokens)
         self._has_news = False

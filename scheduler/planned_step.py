@@ -40,7 +40,8 @@ class Draft:
     new_blocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Slot of a decode row to (index in its block table, block)."""
     joins: list[Join] = field(default_factory=list)
-    join_tokens: int = 0
+    join_bytes: int = 0
+    """What the joins take in the plan's frame, or a little less."""
     chunks: dict[int, Chunk] = field(default_factory=dict)
     """By slot, in plan order."""
     preempted: list[Sequence] = field(default_factory=list)

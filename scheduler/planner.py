@@ -23,8 +23,9 @@ from scheduler.slot_table import Rows
 from scheduler.stats import Counters
 from scheduler.waiting_queue import WaitingQueue
 
-MAX_JOIN_TOKENS = 1 << 20
-"""Tokens of joining sequences after which a plan takes no further one: its frame has a limit."""
+MAX_JOIN_BYTES = 4 << 20
+"""What joins may take before a plan admits no further one; the longest sequence takes twice that,
+and the rest of a plan what is left of MAX_FRAME_BYTES."""
 
 
 class Planned(NamedTuple):
@@ -85,7 +86,7 @@ class Planner:
             first is not None and prefill_key(first, order) < prefill_key(waiting, order)
         ):
             return first
-        if draft.join_tokens < MAX_JOIN_TOKENS and self._running.admit(waiting, draft, step_id):
+        if draft.join_bytes < MAX_JOIN_BYTES and self._running.admit(waiting, draft, step_id):
             self._queue.admit(waiting)
             self._counters.cached_tokens += waiting.num_planned
             return waiting

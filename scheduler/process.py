@@ -17,12 +17,14 @@ import msgspec
 import zmq
 
 from protocol.channels import Inbox, Router
-from protocol.errors import RequestError
+from protocol.errors import ConfigError, RequestError
 from protocol.flags import describe_config
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
 from protocol.messages import Abort, AddSequence, EngineFacts, Hello, Role
 from protocol.recording import recorder
 from protocol.run_dir import RunDir
+from protocol.running_clock import RunningClock
+from protocol.validation import longest_sequence
 from scheduler.config import SchedulerConfig
 from scheduler.deltas import refusal
 from scheduler.frontends import Event, Frontends, Left
@@ -36,6 +38,8 @@ from scheduler.policy import (
 from scheduler.ranks import Ranks
 from scheduler.scheduler import Scheduler
 from scheduler.stats import StatsLine
+
+SHORTEST_SEQUENCE = 2
 
 log = logging.getLogger(__name__)
 
@@ -66,32 +70,36 @@ def _serve(
     ranks.greet(hello)
     inbox = Inbox(lifeline, router, *ranks.dealers)
     stats = StatsLine(time.monotonic())
+    # By this clock a rank is not late because all of us were stopped.
+    clock = RunningClock(time.monotonic(), longest_pause_s=4 * HEARTBEAT_INTERVAL_S)
     was_busy = False
     gc.freeze()  # nothing that exists by now becomes garbage
     lifeline.ready()
     log.info("serves epoch=%d", epoch)
 
     while True:
-        inbox.wait(_patience(scheduler, ranks))
+        inbox.wait(_patience(scheduler, ranks, clock))
         now = time.monotonic()
+        running = clock.read(now)
         for source, event in frontends.receive():
             _apply(scheduler, frontends, source, event)
         outputs = scheduler.expire(now)
-        for result in ranks.receive(now):
+        for result in ranks.receive(running):
             outputs += scheduler.commit(result)
         # Plans before outputs: a rank may be waiting for one.
         while (plan := scheduler.schedule()) is not None:
-            ranks.send(plan, now)
+            ranks.send(plan, running)
         for source, deltas in outputs:
             frontends.send(source, deltas)
         frontends.ping(now, scheduler.waiting_requests, scheduler.waiting_tokens)
-        ranks.check(now)
+        ranks.check(running)
 
         is_busy = scheduler.num_live > 0
         if was_busy and not is_busy:
             _check_rest(scheduler, facts)
         was_busy = is_busy
-        if line := stats.due(now, scheduler.counters):
+        is_computing = scheduler.num_unanswered > 0
+        if line := stats.due(now, scheduler.counters, is_computing=is_computing):
             log.info("stats %s %s", _describe(scheduler, facts), line)
         lifeline.heartbeat(scheduler.last_step_id)
 
@@ -114,6 +122,12 @@ def _meet_ranks(ranks: Ranks, lifeline: Lifeline) -> EngineFacts:
 
 
 def _build_scheduler(config: SchedulerConfig, facts: EngineFacts) -> Scheduler:
+    if longest_sequence(facts) < SHORTEST_SEQUENCE:
+        raise ConfigError(
+            f"--num-blocks {facts.num_blocks} of --block-size {facts.block_size} at "
+            f"--max-model-len {facts.max_model_len} hold {longest_sequence(facts)} token; a "
+            f"sequence has at least {SHORTEST_SEQUENCE}, one of prompt and one of output."
+        )
     policy: Policy
     if config.policy == "throughput":
         policy = ThroughputPolicy(config.max_num_batched_tokens or THROUGHPUT_BUDGET)
@@ -133,11 +147,12 @@ def _build_scheduler(config: SchedulerConfig, facts: EngineFacts) -> Scheduler:
     )
 
 
-def _patience(scheduler: Scheduler, ranks: Ranks) -> float:
+def _patience(scheduler: Scheduler, ranks: Ranks, clock: RunningClock) -> float:
     """Return how long nothing needs to be done, unless a message comes."""
     now = time.monotonic()
-    moments = [scheduler.next_deadline(), ranks.deadline()]
-    return min([HEARTBEAT_INTERVAL_S, *(moment - now for moment in moments if moment is not None)])
+    moments = [(scheduler.next_deadline(), now), (ranks.deadline(), clock.read(now))]
+    waits = [moment - since for moment, since in moments if moment is not None]
+    return min([HEARTBEAT_INTERVAL_S, *waits])
 
 
 def _apply(scheduler: Scheduler, frontends: Frontends, source: bytes, event: Event) -> None:

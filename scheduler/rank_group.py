@@ -2,7 +2,7 @@
 
 Collects the ranks' results of the unanswered steps, compares their digests, hands rank 0's results
 on in step order, and knows until when the oldest step has to be answered. It does not know what a
-plan or a result contains.
+plan or a result contains. Its times are seconds on any clock that never goes back.
 """
 
 from collections import deque
@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 from protocol.errors import ProcessError, ProtocolError
 from protocol.messages import StepResult
 
+TOKENS_A_TIMEOUT = 1024
+"""Prompt tokens for which a step gets the step timeout once more: to be slow is not to be stuck."""
+
 
 @dataclass(slots=True)
 class _Pending:
     step_id: int
+    prompt_tokens: int
+    """In its chunks."""
     results: dict[int, StepResult] = field(default_factory=dict)
     """By rank."""
 
@@ -31,11 +36,11 @@ class RankGroup:
         # whichever came later. A plan that waits behind another one is not late.
         self._began = 0.0
 
-    def sent(self, step_id: int, now: float) -> None:
-        """Note that a plan has been sent to every rank."""
+    def sent(self, step_id: int, now: float, *, prompt_tokens: int) -> None:
+        """Note that a plan has been sent to every rank, with so many tokens in its chunks."""
         if not self._pending:
             self._began = now
-        self._pending.append(_Pending(step_id))
+        self._pending.append(_Pending(step_id, prompt_tokens))
 
     def receive(self, rank: int, result: StepResult, now: float) -> list[StepResult]:
         """Take one rank's result; return rank 0's of the steps that are answered by it, in order.
@@ -63,7 +68,7 @@ class RankGroup:
 
     def deadline(self) -> float | None:
         """Return until when the oldest unanswered step has to be answered; None: there is none."""
-        return self._began + self._step_timeout_s if self._pending else None
+        return self._began + self._limit_s(self._pending[0]) if self._pending else None
 
     def check(self, now: float) -> None:
         """Raise ProcessError if the oldest step is late, naming the ranks that are missing."""
@@ -74,8 +79,12 @@ class RankGroup:
         missing = [rank for rank in range(self._num_ranks) if rank not in oldest.results]
         raise ProcessError(
             f"Step {oldest.step_id} has no answer of {_name(missing)} after "
-            f"{now - self._began:.1f} s (--step-timeout {self._step_timeout_s:g})."
+            f"{now - self._began:.1f} s; with {oldest.prompt_tokens} prompt tokens it may take "
+            f"{self._limit_s(oldest):.1f} s (--step-timeout {self._step_timeout_s:g})."
         )
+
+    def _limit_s(self, step: _Pending) -> float:
+        return self._step_timeout_s * (1 + step.prompt_tokens / TOKENS_A_TIMEOUT)
 
 
 def _compare_digests(pending: _Pending) -> None:

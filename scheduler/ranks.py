@@ -11,6 +11,7 @@ import msgspec
 import zmq
 
 from protocol.channels import Dealer
+from protocol.columns import unpack_int32
 from protocol.connection import Codec, Connection, Outgoing
 from protocol.errors import ProcessError, ProtocolError
 from protocol.messages import (
@@ -93,7 +94,8 @@ class Ranks:
         frame = self._outgoing.frame(plan)
         for rank in self._ranks:
             rank.connection.send_frame(frame)
-        self._group.sent(plan.step_id, now)
+        prompt_tokens = sum(unpack_int32(plan.chunks)[2::4])  # the counts, see StepPlan
+        self._group.sent(plan.step_id, now, prompt_tokens=prompt_tokens)
 
     def receive(self, now: float) -> list[StepResult]:
         """Return rank 0's results of the steps that all ranks have answered by now, in order.

@@ -15,6 +15,9 @@ from scheduler.policy import PROGRESS_TOKENS, WORTH_WAITING_TOKENS, choose_victi
 from scheduler.sequence import Sequence, SequenceStatus
 from scheduler.slot_table import Rows, SlotTable
 
+JOIN_BYTES = 512
+"""What a join takes in a frame beside its tokens and blocks: its parameters, mostly."""
+
 
 class Running:
     """Owner of the running sequences' slots and blocks.
@@ -107,7 +110,7 @@ class Running:
                 block_table=pack_int32(sequence.block_table),
             )
         )
-        draft.join_tokens += len(sequence.tokens)
+        draft.join_bytes += JOIN_BYTES + 4 * (len(sequence.tokens) + len(sequence.block_table))
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:
         """Return the cached blocks a sequence can start from.

@@ -105,6 +105,11 @@ class Scheduler:
         return running
 
     @property
+    def num_unanswered(self) -> int:
+        """Plans that are sent and not yet committed."""
+        return len(self._unanswered)
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence holds."""
         return self.block_manager.num_free

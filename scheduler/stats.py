@@ -25,18 +25,33 @@ class Counters:
 
 
 class StatsLine:
-    """Compares the counters with what they were at the last line."""
+    """Compares the counters with what they were at the last line.
+
+    The rates are over the whole interval; `step_ms` is over the time in which a plan was
+    unanswered, so that an engine which is idle now and then does not look slow.
+    """
 
     def __init__(self, now: float) -> None:
         self._since = now
         self._before = Counters()
+        self._last_look = now
+        self._was_computing = False
+        self._computing_s = 0.0
 
-    def due(self, now: float, counters: Counters) -> str | None:
-        """Return what has been done since the last line, once an interval, None if nothing."""
+    def due(self, now: float, counters: Counters, *, is_computing: bool) -> str | None:
+        """Return what has been done since the last line, once an interval, None if nothing.
+
+        Called whenever the loop comes round; `is_computing` says whether a plan is unanswered
+        from now until the next call.
+        """
+        if self._was_computing:
+            self._computing_s += now - self._last_look
+        self._last_look, self._was_computing = now, is_computing
         seconds = now - self._since
         if seconds < STATS_INTERVAL_S:
             return None
         before, self._before, self._since = self._before, replace(counters), now
+        computing_s, self._computing_s = self._computing_s, 0.0
         steps = counters.steps - before.steps
         if steps == 0 and counters.finished == before.finished:
             return None
@@ -44,7 +59,7 @@ class StatsLine:
             f"prefill_tps={(counters.prefill_tokens - before.prefill_tokens) / seconds:.0f} "
             f"decode_tps={(counters.output_tokens - before.output_tokens) / seconds:.0f} "
             f"cached={counters.cached_tokens - before.cached_tokens} "
-            f"steps={steps} step_ms={seconds * 1e3 / max(1, steps):.1f} "
+            f"steps={steps} step_ms={computing_s * 1e3 / max(1, steps):.1f} "
             f"finished={counters.finished - before.finished} "
             f"preempted={counters.preemptions - before.preemptions}"
         )

@@ -37,7 +37,7 @@ def _fake_runner(config: WorkerConfig) -> ChecksumRunner:
     max_model_len, vocab_size = FAKE_MAX_MODEL_LEN, FAKE_VOCAB_SIZE
     if config.model:
         model = read_model_config(Path(config.model))
-        max_model_len, vocab_size = model.max_position_embeddings, model.vocab_size
+        max_model_len, vocab_size = model.sequence_limit(None), model.vocab_size
     facts = EngineFacts(
         rank=config.rank,
         back_end=BACK_END,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from protocol.lifecycle import ProcessConfig
+from protocol.messages import MAX_MODEL_LEN
 from worker.faults import Faults
 
 ATTENTION_BACK_ENDS = ("auto", "flash-attn", "fa3", "triton", "torch")
@@ -93,8 +94,17 @@ class WorkerConfig:
         _require_range("--num-blocks", self.num_blocks, 1, 2**31 - 2)
         _require_range("--max-num-seqs", self.max_num_seqs, 1, 65_536)
         _require_range("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 2**22)
-        _require_range("--max-model-len", self.max_model_len, 1, 2**31 - 1)
+        _require_range("--max-model-len", self.max_model_len, 1, MAX_MODEL_LEN)
         _require_range("--threads", self.threads, 1, 4096)
+        for flag, value, legal in (
+            ("--device", self.device, ("auto", "cpu")),
+            ("--attention", self.attention, ("auto",)),
+        ):
+            if self.fake_workers and value not in legal:
+                raise ValueError(
+                    f"{flag} {value} does not go with --fake-workers, which compute no model: use "
+                    f"{' or '.join(legal)}"
+                )
         if self.faults != Faults() and not self.fake_workers:
             raise ValueError("--fault-… flags need --fake-workers")
 

@@ -45,10 +45,11 @@ def read_config_json(directory: Path) -> ModelConfig:
     if config.flag("use_sliding_window"):
         raise config.bad("use_sliding_window", "must be false: attention reads the whole context")
     theta, scaling = _rope(config)
+    vocab_size = config.integer("vocab_size")
     return ModelConfig(
         source=source,
         architecture=_architecture(config),
-        vocab_size=config.integer("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
         num_layers=config.integer("num_hidden_layers"),
@@ -63,7 +64,9 @@ def read_config_json(directory: Path) -> ModelConfig:
         attention_bias=config.flag("attention_bias"),
         mlp_bias=config.flag("mlp_bias"),
         bos_token_id=config.optional_integer("bos_token_id"),
-        eos_token_ids=merge_token_ids(config.token_ids("eos_token_id"), _generation_eos(directory)),
+        eos_token_ids=merge_token_ids(
+            config.token_ids("eos_token_id"), _generation_eos(directory, vocab_size)
+        ),
         dtype=_dtype(config),
     )
 
@@ -226,9 +229,13 @@ def _rope_scaling(rope: _Object) -> RopeScaling | None:
             raise rope.bad(key, "must be default, linear or llama3")
 
 
-def _generation_eos(directory: Path) -> tuple[int, ...]:
+def _generation_eos(directory: Path, vocab_size: int) -> tuple[int, ...]:
     """Return the EOS ids of generation_config.json, which chat models extend there."""
     source = directory / "generation_config.json"
     if not source.exists():
         return ()
-    return _Object(source, read_json(source)).token_ids("eos_token_id")
+    config = _Object(source, read_json(source))
+    ids = config.token_ids("eos_token_id")
+    if not all(0 <= token_id < vocab_size for token_id in ids):
+        raise config.bad("eos_token_id", f"must be 0 to {vocab_size - 1}")
+    return ids

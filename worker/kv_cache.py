@@ -117,6 +117,16 @@ def cpu_num_blocks(block_bytes: int, *, tp: int, available_bytes: int) -> int:
     return num_blocks
 
 
+def require_cpu_memory(num_blocks: int, block_bytes: int, *, available_bytes: int) -> None:
+    """Raise ConfigError for a cache that does not fit: the system would only say so by killing."""
+    needed = num_blocks * block_bytes
+    if needed > available_bytes:
+        raise ConfigError(
+            f"The KV cache of {num_blocks} blocks needs {needed / (1 << 30):.1f} GiB, and "
+            f"{available_bytes / (1 << 30):.1f} GiB are free: lower --num-blocks, or leave it out."
+        )
+
+
 def available_memory_bytes() -> int:
     """Return the bytes that can be taken without swapping or meeting the cgroup's limit."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from protocol.errors import ConfigError, ModelFileError
+from protocol.messages import MAX_MODEL_LEN
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """Keys of `worker.models.ARCHITECTURES`, known here without importing torch."""
@@ -119,6 +120,10 @@ class ModelConfig:
             and self.intermediate_size % tp == 0
             and (self.num_kv_heads % tp == 0 or tp % self.num_kv_heads == 0)
         )
+
+    def sequence_limit(self, asked: int | None) -> int:
+        """Return the most tokens of a sequence: what was asked for, else what the model is for."""
+        return asked or min(self.max_position_embeddings, MAX_MODEL_LEN)
 
     def require_legal_tp(self, tp: int) -> None:
         """Raise ConfigError unless the model can be divided among `tp` ranks."""

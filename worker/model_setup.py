@@ -15,7 +15,13 @@ from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
 from worker.cuda_memory import measure_worst_step
 from worker.decode_graphs import graph_buckets
-from worker.kv_cache import KVCache, KVCacheShape, available_memory_bytes, cpu_num_blocks
+from worker.kv_cache import (
+    KVCache,
+    KVCacheShape,
+    available_memory_bytes,
+    cpu_num_blocks,
+    require_cpu_memory,
+)
 from worker.layers.linear import fewest_rows
 from worker.memory_plan import MemoryPlan, graph_reserve
 from worker.model_config import ModelConfig
@@ -64,7 +70,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.tp)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    max_model_len = model_config.sequence_limit(config.max_model_len)
     group = _join_group(config, device)
     model, report = load_model(
         path,
@@ -135,6 +141,10 @@ def _allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> KVCache:
+    if device.type == "cpu":
+        require_cpu_memory(
+            num_blocks, shape.block_bytes(dtype), available_bytes=available_memory_bytes()
+        )
     try:
         return KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
     except torch.OutOfMemoryError as error:
@@ -226,7 +236,7 @@ def _num_blocks(
         cuda_sampler,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=slots,
-        max_model_len=config.max_model_len or model_config.max_position_embeddings,
+        max_model_len=model_config.sequence_limit(config.max_model_len),
     )
     has_graphs = choice.is_graphable and not config.enforce_eager
     plan = MemoryPlan(

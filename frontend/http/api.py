@@ -158,7 +158,7 @@ class Api:
             alive=True,
             ready=reason is None,
             progressing=is_progressing,
-            reason=reason,
+            reason=reason or (None if is_progressing else "The scheduler does not answer."),
             live_requests=engine.num_live_requests,
             waiting_requests=engine.waiting_requests,
             unacknowledged_aborts=engine.num_unacknowledged_aborts,

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from frontend.http.errors import HttpError
+from protocol.plain_line import plain_line
 
 BODY_PART_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
@@ -73,7 +74,11 @@ def _check_headers(request: Request, max_bytes: int) -> None:
         raise HttpError(415, f"The content encoding is {encoding[:64]!r}; bodies are sent as is.")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > max_bytes:
-        raise _too_large(max_bytes)
+        error = _too_large(max_bytes)
+        if "expect" in request.headers:
+            # The client waits for leave to send its body, and its next words would be taken for it.
+            error.headers["Connection"] = "close"
+        raise error
 
 
 def _decode(body: bytes) -> Fields:
@@ -81,7 +86,9 @@ def _decode(body: bytes) -> Fields:
         decoded = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         # A RecursionError's text is Python's; the decoder's says what and where.
-        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        reason = (
+            "it is nested too deep" if isinstance(error, RecursionError) else _plain(str(error))
+        )
         raise HttpError(
             400, f"The body is not valid JSON: {reason}.", code="invalid_json"
         ) from error
@@ -96,13 +103,14 @@ def _misfit(text: str) -> HttpError:
     path = place.rstrip("`").lstrip(".")
     param = path.partition(".")[0].partition("[")[0] or None
     message = f"{path}: {what}." if path else f"{what}."
-    return HttpError(400, message.replace(" | null", ""), param=param)
+    return HttpError(
+        400, _plain(message.replace(" | null", "")), param=param and plain_line(param, 64)
+    )
+
+
+def _plain(text: str) -> str:
+    return plain_line(text, 300)
 
 
 def _too_large(max_bytes: int) -> HttpError:
-    return HttpError(
-        413,
-        f"The body is larger than {max_bytes} bytes.",
-        # What is left of the body is not read.
-        headers={"Connection": "close"},
-    )
+    return HttpError(413, f"The body is larger than {max_bytes} bytes.")

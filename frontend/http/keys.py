@@ -2,12 +2,15 @@
 
 import hashlib
 import hmac
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from protocol.errors import ConfigError
 
 MIN_KEY_LENGTH = 8
+OPEN_TO_OTHERS = 0o027
+"""Mode bits that a file of keys must not have; its group may read it."""
 
 
 class ApiKeys:
@@ -30,13 +33,18 @@ class ApiKeys:
 def read_keys(path: Path) -> ApiKeys:
     """Read a file with one key a line; empty lines and lines that start with # do not count.
 
-    Raises ConfigError if there is no usable key.
+    Raises ConfigError if there is no usable key, or if other users can get at them.
     """
     try:
+        mode = stat.S_IMODE(path.stat().st_mode)
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"--api-key-file {path} cannot be read: {reason}.") from error
+    if mode & OPEN_TO_OTHERS:
+        raise ConfigError(
+            f"--api-key-file {path} is open to other users (mode {mode:04o}): chmod 600 it."
+        )
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"--api-key-file {path} holds no key: give one a line.")

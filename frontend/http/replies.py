@@ -157,9 +157,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     """A request sent now would be taken."""
     progressing: bool
-    """The engine works on what it has, or has nothing."""
+    """The scheduler's loop comes round."""
     reason: str | None
-    """Why it is not ready."""
+    """Why it is not ready, or not progressing."""
     live_requests: int
     """At this frontend."""
     waiting_requests: int

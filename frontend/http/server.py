@@ -6,15 +6,18 @@ import logging
 import resource
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from frontend.http.connection import ClientConnection
+from frontend.http.connection import ClientConnection, Room
 from frontend.http.edge import MAX_HEADER_BYTES
-from protocol.errors import ConfigError
 
 MAX_CONNECTIONS = 2048
+SHARES = 4
+"""Connections may take one share of this process's descriptors, those being accepted another; the
+rest is for everything else."""
 KEEP_ALIVE_S = 5
 """How long an idle connection is kept."""
 
@@ -22,10 +25,15 @@ KEEP_ALIVE_S = 5
 class HttpServer:
     """Serves an application on a listening socket."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+    def __init__(
+        self, app: ASGIApp, listener: socket.socket, *, max_connections: int = MAX_CONNECTIONS
+    ) -> None:
+        """Answer no more than `max_connections` at once; others are told so and hung up on."""
         config = uvicorn.Config(
             app,
-            http=ClientConnection,
+            http=partial(ClientConnection, Room(max_connections)),  # type: ignore[arg-type]
+            # As many are accepted before the first is looked at.
+            backlog=max_connections,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -34,7 +42,6 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._server = _Server(config)
@@ -62,26 +69,15 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-def open_listener(host: str, port: int, inherited_fd: int) -> socket.socket:
-    """Return the launcher's listening socket, or one of our own where the fd is negative.
-
-    Raises ConfigError if the address cannot be used.
+def allow_many_connections() -> int:
+    """Raise this process's limit of open descriptors as far as need be and return how many
+    connections it allows.
     """
-    if inherited_fd >= 0:
-        return socket.socket(fileno=inherited_fd)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be used: {error.strerror}; choose another port."
-        ) from error
-
-
-def allow_many_descriptors() -> None:
-    """Raise this process's limit of open descriptors to what it may be: each client needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MAX_CONNECTIONS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+    wanted = SHARES * MAX_CONNECTIONS
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        soft = limit
+    available = wanted if soft == resource.RLIM_INFINITY else soft
+    return min(MAX_CONNECTIONS, available // SHARES)

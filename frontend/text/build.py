@@ -5,8 +5,9 @@ a GGUF file says of its special tokens is read from its own metadata.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gguf
 import msgspec
@@ -29,6 +30,8 @@ _GGUF_EOS = (
     "tokenizer.ggml.eom_token_id",
 )
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
 
 def convert(model: Path) -> Conversion:
     """Convert a GGUF file's or a model directory's tokenizer.
@@ -41,13 +44,14 @@ def convert(model: Path) -> Conversion:
     fields = _gguf_fields(model)
     if "tokenizer.ggml.tokens" not in fields:
         return Conversion(b"", TextModel())
+    facts = _gguf_facts(model, fields)
     tokenizer_json = _tokenizer_json(
         model,
         model.parent,
         gguf_file=model.name,
-        is_byte_level=_value(fields, "tokenizer.ggml.model", str) == "gpt2",
+        is_byte_level=_value(model, fields, "tokenizer.ggml.model", str) == "gpt2",
     )
-    return Conversion(tokenizer_json, _gguf_facts(fields))
+    return Conversion(tokenizer_json, facts)
 
 
 def _tokenizer_json(
@@ -79,21 +83,27 @@ def _gguf_fields(model: Path) -> Mapping[str, gguf.ReaderField]:
     return fields
 
 
-def _value(fields: Mapping[str, gguf.ReaderField], name: str, kind: Any) -> Any:  # noqa: ANN401
-    return msgspec.convert(fields[name].contents(), kind) if name in fields else None
+def _value(model: Path, fields: Mapping[str, gguf.ReaderField], name: str, kind: Any) -> Any:  # noqa: ANN401
+    if name not in fields:
+        return None
+    try:
+        return msgspec.convert(fields[name].contents(), kind)
+    except (msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{model}: {name} is not what it has to be: {error}.") from error
 
 
-def _gguf_facts(fields: Mapping[str, gguf.ReaderField]) -> TextModel:
-    tokens: list[str] = _value(fields, "tokenizer.ggml.tokens", list[str])
-    special = {name: _value(fields, field, int) for name, field in _GGUF_SPECIAL.items()}
-    eos = [_value(fields, field, int) for field in _GGUF_EOS]
+def _gguf_facts(model: Path, fields: Mapping[str, gguf.ReaderField]) -> TextModel:
+    value = partial(_value, model, fields)
+    tokens: list[str] = value("tokenizer.ggml.tokens", list[str])
+    special = {name: value(field, _TokenId) for name, field in _GGUF_SPECIAL.items()}
+    eos = [value(field, _TokenId) for field in _GGUF_EOS]
     return TextModel(
-        chat_template=_value(fields, "tokenizer.chat_template", str),
+        chat_template=value("tokenizer.chat_template", str),
         special_tokens={
             name: tokens[token_id]
             for name, token_id in special.items()
             if token_id is not None and token_id < len(tokens)
         },
         eos_ids=list(dict.fromkeys(token_id for token_id in eos if token_id is not None)),
-        add_bos=bool(_value(fields, "tokenizer.ggml.add_bos_token", bool)),
+        add_bos=bool(value("tokenizer.ggml.add_bos_token", bool)),
     )

@@ -21,6 +21,13 @@ class TextConfig:
     converted: bool = field(
         default=False, metadata={"help": "set after a conversion, which is tried only once"}
     )
+    rehearsal_cpu_s: float = field(
+        default=10.0,
+        metadata={
+            "help": "processor time to read the tokenizer and try the chat template out",
+            "flag": "--rehearsal-cpu-seconds",
+        },
+    )
 
 
 def tokenizer_caches(tokenizer_cache: str, run_dir: str) -> list[TokenizerCache]:

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,8 +38,7 @@ def run(config: TextConfig, lifeline: Lifeline) -> None:
     model = _text_model(config)
     # Before the template is compiled, which computes its constants.
     _limit_memory()
-    desk = TextDesk(model)
-    desk.rehearse()
+    desk = _rehearsed_desk(model, config.rehearsal_cpu_s)
     taps = recorder(config.process.record, f"text-{os.getpid()}")
     channel = Dealer(zmq.Context(), config.address, bind=False, recorder=taps)
     inbox = Inbox(lifeline, channel)
@@ -82,6 +82,20 @@ def _start_anew(config: TextConfig) -> NoReturn:
     os.execv(  # noqa: S606
         sys.executable, [sys.executable, "-m", "frontend.text", *to_flags(config)]
     )
+
+
+def _rehearsed_desk(model: TextModel, limit_s: float) -> TextDesk:
+    """Return a desk whose template has been compiled and tried.
+
+    A template that loops would do so for ever, perhaps inside one call of a library. So the kernel
+    counts, and ends the process with SIGPROF, of which the frontend makes a sentence. Processor
+    time, because at start the machine is busy with other things.
+    """
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    desk = TextDesk(model)
+    desk.rehearse()
+    signal.setitimer(signal.ITIMER_PROF, 0.0)
+    return desk
 
 
 def _limit_memory() -> None:

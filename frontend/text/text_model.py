@@ -113,10 +113,16 @@ def _chat_template(directory: Path, config: _TokenizerConfig) -> str | None:
 
 
 def _special_tokens(directory: Path) -> Iterator[tuple[str, str]]:
-    config = _read(directory / "tokenizer_config.json", dict[str, msgspec.Raw])
+    file = directory / "tokenizer_config.json"
+    config = _read(file, dict[str, msgspec.Raw])
     for name in _SPECIAL_NAMES:
         if name in config:
-            value = msgspec.json.decode(config[name], type=str | _TokenText | None)
+            try:
+                value = msgspec.json.decode(config[name], type=str | _TokenText | None)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                raise ModelFileError(
+                    f"{file}: {name} must be a token's text, an object with its `content`, or null."
+                ) from error
             if value is not None:
                 yield name, value if isinstance(value, str) else value.content
 

@@ -372,7 +372,8 @@ def serve(tmp_path, smol, smol_desk, smol_vocabulary, smol_tokenizer):
     """Return a function that runs a coroutine function with a Serving, and returns its result."""
     from frontend.engine_client import EngineClient
     from frontend.http.api import build_app
-    from frontend.http.server import HttpServer, open_listener
+    from frontend.http.listener import open_listener
+    from frontend.http.server import HttpServer
     from frontend.scheduler_link import SchedulerLink
     from frontend.seeds import SeedSource
 
@@ -391,7 +392,7 @@ def serve(tmp_path, smol, smol_desk, smol_vocabulary, smol_tokenizer):
         )
         if with_text:
             engine.learn_text(smol, smol_vocabulary)
-        listener = open_listener("127.0.0.1", 0, -1)
+        listener = open_listener("127.0.0.1", 0, is_guarded=False)
         server = HttpServer(build_app(engine, MODEL, keys), listener)
         http = Http(listener.getsockname()[1])
         running = [

@@ -185,6 +185,33 @@ def test_a_chat_and_samples_without_a_stream(bench):
     assert aborts == [(1, 0)]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_character_cut_by_the_length_ends_the_text_as_its_decoding_does(
+    bench, smol_tokenizer, stream
+):
+    ids = smol_tokenizer.encode("Hi 👩", add_special_tokens=False).ids[:-1]
+
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        params = SamplingParams(max_tokens=len(ids))
+        client.send(Generate(request_id=1, prompt="hello", params=params, stream=stream))
+        (sequence,) = await bench.sequences(1)
+        outputs = []
+        for place, token_id in enumerate(ids):
+            is_last = place == len(ids) - 1
+            reason = FinishReason.LENGTH if is_last else 0
+            bench.tokens(sequence, [token_id], first=place, reason=reason)
+            if stream or is_last:
+                outputs.append(await client.receive())
+        return outputs
+
+    outputs = bench(use)
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    text = "".join(output.text for output in outputs)
+    assert text == smol_tokenizer.decode(ids) == "Hi \ufffd"
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [

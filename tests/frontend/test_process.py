@@ -109,14 +109,14 @@ def test_it_serves_once_scheduler_and_text_process_have_reported(frontend):
             sequence, [*running.encode("Paris."), 2]
         )
         status, answer = await running.http.post(CHAT, HI)
-        return early, running.child.ready.detail, status, answer, running.child.heartbeat
+        return early, running.child.ready.detail, status, answer, running.child.heartbeats
 
-    early, detail, status, answer, heartbeat = frontend(use)
+    early, detail, status, answer, heartbeats = frontend(use)
     assert early == 503
     assert detail.startswith("ipc:///")
     assert detail.endswith("/clients-0")
     assert (status, answer["choices"][0]["message"]["content"]) == (200, "Paris.")
-    assert heartbeat is not None
+    assert heartbeats >= 1
 
 
 def test_without_a_scheduler_it_answers_that_it_is_not_ready(frontend):

@@ -50,7 +50,7 @@ async def until(condition):
         await asyncio.sleep(0.01)
 
 
-def with_client(model, use, *, run_dir=None, render_timeout_s=2.0):
+def with_client(model, use, *, run_dir=None, render_timeout_s=2.0, **settings):
     """Run a text client over a model, use it once it is ready, and return what `use` returns."""
     run_dir = run_dir or model.parent
 
@@ -61,6 +61,7 @@ def with_client(model, use, *, run_dir=None, render_timeout_s=2.0):
             address=f"ipc://{run_dir}/text-0",
             model=str(model),
             tokenizer_cache=str(run_dir / "cache"),
+            **settings,
         )
         client = TextClient(
             context, config, tokenize_timeout_s=5.0, render_timeout_s=render_timeout_s
@@ -211,3 +212,20 @@ def test_a_process_that_never_becomes_ready_ends_the_start(model, monkeypatch):
     monkeypatch.setenv("PYTHONHOME", str(Path("/nothing")))
     with pytest.raises(ProcessError, match="No text process becomes ready"):
         with_client(model, None)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 99999999 ** 99999999 }}",  # one call of C, while the template is compiled
+    ],
+)
+def test_a_template_that_loops_at_once_ends_the_client_with_a_sentence(model, loop):
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": loop}))
+    with pytest.raises(ModelFileError) as caught:
+        with_client(model, None, rehearsal_cpu_s=1.0)
+    assert str(caught.value) == (
+        f"The chat template of {model} takes more than 1 s for one plain message: it loops, and "
+        "the model needs another."
+    )

@@ -77,6 +77,10 @@ def broken(tiny_model, tmp_path):
         (["--gpu-memory-utilization", "nan"], "it must be above 0 and at most 1."),
         (["--model", "no/such/model"], "--model no/such/model does not exist"),
         (["--max-model-len", "100000"], "the model was made for at most 8192 tokens"),
+        (["--fake-workers", "--max-model-len", "5000000"], "at most 8192 tokens"),
+        (["--fake-workers", "--device", "cuda"], "--device cuda does not go with --fake-workers"),
+        (["--fake-workers", "--attention", "fa3"], "--attention fa3 does not go with"),
+        (["--host", ""], "lets other machines in without a key"),
         (["--host", "no.such.host.invalid"], "cannot be used"),
         (["--api-key-file", "no-such-file"], "no-such-file"),
         (
@@ -129,6 +133,37 @@ def test_an_unsupported_architecture_is_named_with_the_supported_ones(cli, broke
     assert "LlamaForCausalLM" in err
 
 
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--fake-workers", "--record", "/dev/null/tape"], "--record /dev/null/tape cannot be"),
+        (["--fake-workers", "--num-blocks", "1", "--block-size", "1"], "hold 1 token; a sequence"),
+        (["--num-blocks", "100000000"], "GiB are free: lower --num-blocks, or leave it out."),
+    ],
+    ids=lambda flags: " ".join(flags) if isinstance(flags, list) else "",
+)
+def test_what_only_a_process_can_see_ends_the_start_with_its_sentence(launch, flags, sentence):
+    code, last = end_of(launch(*flags, wait=False))
+    assert code == 2
+    assert last.startswith("launch.py: ")
+    assert sentence in last
+
+
+def test_another_models_tokenizer_is_refused(launch, broken):
+    from tokenizers import Tokenizer, decoders, models
+
+    words = {f"word{number}": number for number in range(65)}
+    tokenizer = Tokenizer(models.WordLevel(words))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(broken / "tokenizer.json"))
+    code, last = end_of(launch("--fake-workers", "--model", str(broken), wait=False))
+    assert code == 2
+    assert last == (
+        f"launch.py: The tokenizer of {broken} has token ids up to 64, and the model's are 0 to "
+        "63: they do not belong together."
+    )
+
+
 @pytest.mark.parametrize("cut", ["in the header", "in the data"])
 def test_a_truncated_weights_file_is_refused(launch, broken, cut):
     file = broken / "model.safetensors"
@@ -158,7 +193,7 @@ def test_a_missing_tensor_is_named(launch, broken):
 
 @pytest.mark.parametrize("size", [0, 100, 1_000_000])
 def test_a_truncated_gguf_is_refused(launch, tmp_path, size):
-    from launch import bundled_model
+    from worker.find_model import bundled_model
 
     path = tmp_path / "cut.gguf"
     with Path(bundled_model()).open("rb") as file:

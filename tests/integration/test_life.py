@@ -1,14 +1,22 @@
 """How a run starts, ends, and what it leaves behind: nothing."""
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 
 import psutil
 import pytest
+
+from frontend import Client, SamplingParams
+from tests.integration.conftest import ROOT
 
 FAKE = "--fake-workers"
 PROMPT = {"prompt": [1, 2, 3], "temperature": 0, "ignore_eos": True}
@@ -134,6 +142,80 @@ def test_a_step_unanswered_ends_the_run_and_names_the_rank(launch):
     assert engine.survivors() == []
 
 
+def test_a_stopped_scheduler_shows_in_health_and_ends_the_run(launch):
+    engine = launch(FAKE)
+    os.kill(engine.pids["scheduler"], signal.SIGSTOP)
+    deadline = time.monotonic() + 15
+    while engine.request("GET", "/health")[0] == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    code, log = engine.wait(30)
+    assert code == 1
+    assert (
+        f"the run ends because scheduler (pid {engine.pids['scheduler']}) is stuck: its main loop "
+        "has not come round for 20 s."
+    ) in log
+    assert engine.survivors() == []
+
+
+def test_a_run_that_is_stopped_as_a_whole_goes_on_as_a_whole(launch):
+    engine = launch(FAKE, "--step-timeout", "4")
+    events, thread = start_stream(engine, max_tokens=8000)
+    while not events:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    for process in engine.processes:
+        process.suspend()
+    time.sleep(6)
+    for process in engine.processes:
+        process.resume()
+    thread.join(60)
+    assert events[-1] == "[DONE]"
+    assert engine.process.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.3, 0.6])
+def test_a_signal_in_the_first_moments_stops_quietly(launch, number, delay_s):
+    engine = launch(FAKE, wait=False)
+    wait_until_it_catches_signals(engine.process.pid)
+    time.sleep(delay_s)
+    engine.process.send_signal(number)
+    code, log = engine.wait(5)
+    assert (code, engine.lines) == (0, [])
+    assert "Traceback" not in log
+
+
+def wait_until_it_catches_signals(pid):
+    """Wait until the launcher's first lines have run; before, a signal is Python's."""
+    deadline = time.monotonic() + 10
+    while True:
+        with open(f"/proc/{pid}/status") as file:
+            (caught,) = (line for line in file if line.startswith("SigCgt"))
+        if int(caught.split()[1], 16) >> (signal.SIGHUP - 1) & 1:
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_do_not_matter(tmp_path_factory, closed):
+    run_dir = tmp_path_factory.mktemp("c")
+    command = f"exec {sys.executable} launch.py {FAKE} --port 0 --run-dir {run_dir} {closed}"
+    process = subprocess.Popen(["/bin/sh", "-c", command], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 60
+        while not (run_dir / "run.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(5) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_port_in_use_is_refused_at_once(cli):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -152,35 +234,67 @@ def test_four_engines_at_once_all_start(launch):
     assert len({engine.url for engine in engines}) == 4
 
 
-def test_processes_start_by_hand_in_any_order(launch, cli, tmp_path_factory):
-    import shlex
-    import subprocess
-    import urllib.request
-
+def test_processes_start_by_hand_in_any_order(cli, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("h")
-    code, out, _ = cli(FAKE, "--port", "0", "--run-dir", str(run_dir), "--print-commands")
+    port = two_free_ports()
+    flags = [FAKE, "--frontends", "2", "--port", str(port), "--run-dir", str(run_dir)]
+    code, out, _ = cli(*flags, "--print-commands")
     assert code == 0
     make_dir, *lines = out.splitlines()
     assert make_dir == f"mkdir -m 700 -p {run_dir}"
-    assert [shlex.split(line)[2] for line in lines] == ["scheduler", "worker", "frontend"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    names = ["scheduler", "worker", "frontend", "frontend"]
+    assert [shlex.split(line)[2] for line in lines] == names
+    log = tmp_path_factory.mktemp("log") / "log"
     started = []
     try:
-        for line in reversed(lines):
-            argv = [port if part == "0" else part for part in shlex.split(line)]
-            started.append(subprocess.Popen(argv, stderr=subprocess.DEVNULL))
-            time.sleep(0.5)
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
-                    assert answer.status == 200
-                    break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+        with log.open("wb") as stderr:
+            for line in reversed(lines):
+                started.append(subprocess.Popen(shlex.split(line), stderr=stderr))
+        for index in range(2):
+            wait_until_healthy(port + index)
+            listens = f"frontend-{index}  listens http=http://127.0.0.1:{port + index}\n"
+            assert listens in log.read_text()
+            with Client(f"ipc://{run_dir}/clients-{index}") as client:
+                params = SamplingParams(max_tokens=2, ignore_eos=True)
+                (generation,) = client.generate([1, 2, 3], params)
+            assert len(generation.token_ids) == 2
     finally:
         for process in started:
             process.kill()
             process.wait()
+
+
+def two_free_ports():
+    """Return a port that is free and whose next one is too."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as one, contextlib.suppress(OSError):
+            port = one.getsockname()[1]
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
+
+
+def wait_until_healthy(port):
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                assert answer.status == 200
+                return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_without_a_port_every_frontend_by_hand_takes_a_free_one(cli):
+    code, out, _ = cli(FAKE, "--frontends", "2", "--port", "0", "--print-commands")
+    assert code == 0
+    frontends = [shlex.split(line) for line in out.splitlines()[-2:]]
+    assert [argv[argv.index("--port") + 1] for argv in frontends] == ["0", "0"]
+
+
+def test_several_frontends_of_a_launcher_share_its_port(launch):
+    engine = launch(FAKE, "--frontends", "2")
+    for name in ("frontend-0", "frontend-1"):
+        assert any(f"{name}  listens http={engine.url}" in line for line in engine.log)
+    facts = json.loads((engine.run_dir / "run.json").read_text())
+    assert facts["clients"] == [f"ipc://{engine.run_dir}/clients-{index}" for index in range(2)]

@@ -38,7 +38,7 @@ def reference():
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from launch import bundled_model
+    from worker.find_model import bundled_model
 
     path = Path(bundled_model())
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)

@@ -1,11 +1,17 @@
 """Dataclasses as command lines, both ways."""
 
+import re
 from dataclasses import dataclass, field
 
 import pytest
 
+from frontend.config import FrontendConfig
+from frontend.text.config import TextConfig
+from launch import LaunchConfig
 from protocol.flags import parse_flags, to_flags
 from protocol.lifecycle import ProcessConfig
+from scheduler.config import SchedulerConfig
+from worker.config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +71,25 @@ def test_a_wrong_line_exits_2_with_one_sentence(argv, sentence, capsys):
     message = capsys.readouterr().err
     assert sentence in message
     assert message.count("\n") == 1
+
+
+def test_help_shows_a_default_where_it_says_something_and_never_twice(capsys):
+    with pytest.raises(SystemExit) as end:
+        parse("--help")
+    assert end.value.code == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "--size INT a number --the-share FLOAT a share (default: 0.5)" in page
+    assert "--record STR directory that gets a recording of every frame --log-level" in page
+    assert "a kind (default: a)" in page
+
+
+@pytest.mark.parametrize(
+    "config_type", [LaunchConfig, FrontendConfig, SchedulerConfig, WorkerConfig, TextConfig]
+)
+def test_every_flags_help_says_its_default_once(config_type, capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(config_type, ["--help"], program="prog")
+    page = " ".join(capsys.readouterr().out.split())
+    for flag in re.split(r" (?=--[a-z])", page.partition("options: ")[2]):
+        assert flag.count("default:") <= 1, flag
+        assert not re.search(r"default: (None|-1|\)|$)", flag), flag

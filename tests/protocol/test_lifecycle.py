@@ -74,8 +74,8 @@ def wait_for(condition, what):
 
 def test_a_child_reports_ready_and_heartbeats_and_ends_with_its_lifeline(start):
     child = start()
-    wait_for(lambda: child.read_reports() or child.heartbeat, "a heartbeat")
-    wait_for(lambda: child.read_reports() or child.heartbeat, "a heartbeat")
+    wait_for(lambda: child.read_reports() or child.heartbeats, "a heartbeat")
+    wait_for(lambda: child.read_reports() or child.heartbeats, "a heartbeat")
     assert child.ready == Ready(detail="detail")
     child.cut_lifeline()
     assert child.process.wait(timeout=5) == 0

@@ -160,7 +160,7 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
         ],
     ),
     (m.Ready(detail="ipc://x"), ["Ready", "ipc://x"]),
-    (m.Heartbeat(step_id=4, busy_until=1.5), ["Heartbeat", 4, 1.5]),
+    (m.Heartbeat(step_id=4), ["Heartbeat", 4]),
     (m.Failure(exit_code=2, sentence="No."), ["Failure", 2, "No."]),
 ]
 

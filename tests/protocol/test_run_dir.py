@@ -59,3 +59,19 @@ def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_pat
     with pytest.raises(ConfigError, match="allows 107; choose a shorter directory"):
         ClaimedRunDir(str(path))
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["lock", "store", "rank-0"])
+def test_a_directory_where_a_file_of_ours_belongs_is_refused(tmp_path, name):
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run" / name).mkdir()
+    with pytest.raises(ConfigError, match=f"--run-dir .* cannot be used: .*/{name}: Is a dir"):
+        ClaimedRunDir(str(tmp_path / "run"))
+
+
+def test_a_directory_that_goes_during_the_run_is_no_matter(tmp_path):
+    path = tmp_path / "run"
+    with ClaimedRunDir(str(path)):
+        (path / "lock").unlink()
+        path.rmdir()
+    assert not path.exists()

@@ -13,7 +13,7 @@ from protocol.messages import (
     Role,
     SchedulerToFrontend,
 )
-from scheduler.frontends import PING_INTERVAL_S, Frontends, Left
+from scheduler.frontends import PING_INTERVAL_S, PING_LATEST_S, Frontends, Left
 from tests.scheduler.simulation import add_message
 
 ACK = AbortAck(request_id=1, sample=0, state=AbortState.LIVE, blocks_returned=0)
@@ -180,8 +180,10 @@ def test_pings_tell_the_queue_when_it_changes_at_a_modest_rate():
     peer = connected(router, frontends)
     frontends.ping(100.0, 0, 0)
     assert kinds(peer.heard()) == [Ping]
-    frontends.ping(200.0, 0, 0)
+    frontends.ping(100.0 + PING_LATEST_S / 2, 0, 0)
     assert peer.heard() == []
+    frontends.ping(100.0 + PING_LATEST_S, 0, 0)
+    assert kinds(peer.heard()) == [Ping]
     frontends.ping(300.0, 3, 50)
     frontends.ping(300.0 + PING_INTERVAL_S / 2, 4, 60)
     (ping,) = peer.heard()

@@ -1,7 +1,16 @@
 import pytest
 
 from protocol.columns import unpack_int32, unpack_rows
-from scheduler import planner
+from protocol.connection import Outgoing
+from protocol.messages import (
+    MAX_FRAME_BYTES,
+    MAX_MODEL_LEN,
+    MAX_STOP_TOKEN_IDS,
+    Join,
+    SamplingParams,
+    StepPlan,
+)
+from scheduler import planner, running
 from scheduler.policy import LatencyPolicy, ThroughputPolicy
 from tests.scheduler.simulation import add_message, simulate
 
@@ -72,12 +81,40 @@ def test_nobody_overtakes_a_sequence_that_waits_for_blocks():
 
 
 def test_a_plan_takes_no_more_joins_than_its_frame_can_hold(monkeypatch):
-    monkeypatch.setattr(planner, "MAX_JOIN_TOKENS", 10)
+    monkeypatch.setattr(planner, "MAX_JOIN_BYTES", 1024)
     simulation = simulate(max_in_flight=1)
     for request_id in range(4):
         simulation.add(add_message(request_id, prompt(request_id, 6), max_tokens=3))
     assert [len(simulation.plan().joins), simulation.answer()] == [2, True]
     assert len(simulation.plan().joins) == 2
+
+
+def test_the_largest_plan_fits_its_frame():
+    """All but the last join just below the limit, the last as long as a sequence can be."""
+
+    def join(num_tokens, num_blocks):
+        params = SamplingParams(
+            seed=2**62, max_tokens=MAX_MODEL_LEN, stop_token_ids=[2**31 - 1] * MAX_STOP_TOKEN_IDS
+        )
+        return Join(
+            slot=65_535,
+            generation=2**31 - 1,
+            token_ids=bytes(4 * num_tokens),
+            prompt_len=num_tokens,
+            params=params,
+            block_table=bytes(4 * num_blocks),
+        )
+
+    shortest = planner.MAX_JOIN_BYTES // (running.JOIN_BYTES + 8)
+    plan = StepPlan(
+        step_id=2**40,
+        leaves=bytes(4 * 65_536),
+        joins=[join(1, 1)] * shortest + [join(MAX_MODEL_LEN, MAX_MODEL_LEN)],
+        new_blocks=bytes(12 * 65_536),
+        decode=bytes(4 * 65_536),
+        chunks=bytes(16 * 65_536),
+    )
+    assert len(Outgoing(1).frame(plan)) < MAX_FRAME_BYTES
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protocol.connection import Codec, Connection
-from protocol.errors import ErrorCode, ProcessError, ProtocolError
+from protocol.errors import ConfigError, ErrorCode, ProcessError, ProtocolError
 from protocol.messages import (
     Abort,
     AbortAck,
@@ -278,6 +278,15 @@ def test_a_late_step_ends_the_run_and_names_the_missing_ranks(start):
         assert sentence.startswith("Step 1 has no answer of rank 1 after 0.3 s")
 
 
+def test_a_cache_for_no_sequence_at_all_is_refused(start):
+    with start() as driver:
+        driver.rank(num_blocks=1, block_size=1).hello()
+        assert driver.ends_with(ConfigError) == (
+            "--num-blocks 1 of --block-size 1 at --max-model-len 64 hold 1 token; a sequence has "
+            "at least 2, one of prompt and one of output."
+        )
+
+
 def test_a_result_of_another_shape_ends_the_run(start):
     with start() as driver:
         rank, frontend = serve(driver)
@@ -287,10 +296,10 @@ def test_a_result_of_another_shape_ends_the_run(start):
         assert "does not have the counts of its plan" in driver.ends_with(ProtocolError)
 
 
-def test_an_idle_scheduler_says_nothing(start):
+def test_an_idle_scheduler_only_says_that_it_is_there(start):
     with start() as driver:
         _, frontend = serve(driver)
-        frontend.collect(0.3)
-        frontend.pending.clear()
-        frontend.collect(0.7)
-        assert not frontend.pending
+        for _ in range(3):
+            frontend.receive(Ping)
+        frontend.collect(2.0)
+        assert {type(message) for message in frontend.pending} == {Ping}

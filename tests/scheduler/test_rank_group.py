@@ -12,7 +12,7 @@ def result(step_id, digest=7):
 def group(num_ranks, *step_ids):
     one = RankGroup(num_ranks, 30.0)
     for step_id in step_ids:
-        one.sent(step_id, now=100.0)
+        one.sent(step_id, now=100.0, prompt_tokens=0)
     return one
 
 
@@ -73,8 +73,21 @@ def test_a_late_step_names_itself_and_the_missing_ranks():
     with pytest.raises(ProcessError) as caught:
         ranks.check(130.0)
     assert str(caught.value) == (
-        "Step 1 has no answer of ranks 0, 2 after 30.0 s (--step-timeout 30)."
+        "Step 1 has no answer of ranks 0, 2 after 30.0 s; with 0 prompt tokens it may take 30.0 s "
+        "(--step-timeout 30)."
     )
+
+
+def test_a_step_has_the_timeout_once_more_for_every_1024_prompt_tokens():
+    ranks = group(1)
+    ranks.sent(1, 100.0, prompt_tokens=16_384)
+    ranks.sent(2, 100.0, prompt_tokens=512)
+    assert ranks.deadline() == 100.0 + 17 * 30.0
+    ranks.check(609.0)
+    ranks.receive(0, result(1), 300.0)
+    assert ranks.deadline() == 345.0
+    with pytest.raises(ProcessError, match=r"with 512 prompt tokens it may take 45\.0 s"):
+        ranks.check(345.0)
 
 
 def test_a_plan_behind_another_has_its_own_time():
@@ -84,5 +97,5 @@ def test_a_plan_behind_another_has_its_own_time():
     ranks.receive(0, result(2), 126.0)
     assert ranks.deadline() is None
     ranks.check(1000.0)
-    ranks.sent(3, 200.0)
+    ranks.sent(3, 200.0, prompt_tokens=0)
     assert ranks.deadline() == 230.0

@@ -31,6 +31,9 @@ def test_a_config_survives_its_command_line() -> None:
         ({"gpu_memory_utilization": float("nan")}, "--gpu-memory-utilization nan must be above 0"),
         ({"block_size": 0}, "--block-size 0 must be 1 to 65536"),
         ({"threads": 0}, "--threads 0 must be 1 to 4096"),
+        ({"device": "cuda"}, "--device cuda does not go with --fake-workers, .* use auto or cpu"),
+        ({"attention": "fa3"}, "--attention fa3 does not go with --fake-workers"),
+        ({"max_model_len": 2**20 + 1}, "--max-model-len 1048577 must be 1 to 1048576"),
         ({"fake_workers": False, "model": ""}, "--model is required without --fake-workers"),
         (
             {"fake_workers": False, "model": "m", "faults": Faults(hang_step=1)},

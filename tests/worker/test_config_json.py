@@ -66,6 +66,16 @@ def test_defaults(tmp_path: Path):
     assert config.eos_token_ids == ()
 
 
+@pytest.mark.parametrize("ids", ["-1", "[49152]", '"</s>"'])
+def test_generation_config_is_named_for_its_own_faults(tmp_path: Path, ids: str):
+    write(tmp_path)
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {ids}}}')
+    with pytest.raises(
+        ModelFileError, match=r"/generation_config\.json: eos_token_id is .* must be"
+    ):
+        read_config_json(tmp_path)
+
+
 def test_generation_config_adds_eos_ids(tmp_path: Path):
     write(tmp_path, eos_token_id=[5, 6])
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [6, 7]}')

@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
-from worker.kv_cache import KVCache, KVCacheShape, KVLayout, available_memory_bytes, cpu_num_blocks
+from worker.kv_cache import (
+    KVCache,
+    KVCacheShape,
+    KVLayout,
+    available_memory_bytes,
+    cpu_num_blocks,
+    require_cpu_memory,
+)
 
 SHAPE = KVCacheShape(num_layers=2, num_kv_heads=3, head_dim=8, block_size=4)
 GIB = 1 << 30
@@ -30,6 +37,12 @@ def test_cpu_num_blocks(available: int, tp: int, expected: int):
 def test_too_little_memory_for_a_block():
     with pytest.raises(ConfigError, match="less than one block"):
         cpu_num_blocks(1000, tp=1, available_bytes=3999)
+
+
+def test_a_cache_beyond_the_memory_is_refused():
+    require_cpu_memory(10, 1 << 20, available_bytes=10 << 20)
+    with pytest.raises(ConfigError, match=r"11 blocks needs 11\.0 GiB, and 10\.0 GiB are free"):
+        require_cpu_memory(11, 1 << 30, available_bytes=10 << 30)
 
 
 def test_available_memory():

@@ -64,5 +64,11 @@ def test_bad_values(changes: dict[str, Any], words: list[str]):
         assert word in str(error.value)
 
 
+def test_the_longest_sequence_is_what_was_asked_for_or_what_the_model_and_a_frame_hold():
+    assert SMOL.sequence_limit(None) == 8192
+    assert SMOL.sequence_limit(100) == 100
+    assert replace(SMOL, max_position_embeddings=10_485_760).sequence_limit(None) == 1 << 20
+
+
 def test_merge_token_ids():
     assert merge_token_ids((3, 1), (), (1, 2)) == (3, 1, 2)

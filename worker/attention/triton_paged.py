@@ -6,7 +6,7 @@ from torch import Tensor
 from worker.attention.base import DecodeRows
 from worker.attention.paged import DecodeKernel
 from worker.batch import ChunkBatch
-from worker.kernels import decode_attention, prefill_attention
+from worker.kernels import decode_attention, decode_tuning, prefill_attention
 from worker.kv_cache import KVCacheShape
 
 
@@ -24,7 +24,7 @@ class TritonKernels:
     def start_decode(self, rows: DecodeRows) -> DecodeKernel:
         """Decide how rows are split, and take memory for it."""
         shape = self._shape
-        tuning = decode_attention.choose_tuning(
+        tuning = decode_tuning.choose_tuning(
             len(rows.lengths), shape.num_kv_heads, shape.head_dim, self._dtype
         )
         return decode_attention.start_split_decode(

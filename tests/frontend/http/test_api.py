@@ -105,6 +105,20 @@ def test_completions_whole_and_streamed(serve):
     assert [event["choices"][0]["finish_reason"] for event in events][-2:] == [None, "length"]
 
 
+def test_a_character_cut_by_the_length_ends_the_text_as_its_decoding_does(serve):
+    async def use(serving):
+        ids = serving.encode("Hi 👩")[:-1]
+        serving.scheduler.answer = lambda sequence: serving.scheduler.say(sequence, ids)
+        body = {"prompt": "hello", "max_tokens": len(ids)}
+        _, whole = await serving.http.post(COMPLETIONS, body)
+        return serving.decode(ids), whole, await serving.http.events(COMPLETIONS, body)
+
+    decoded, whole, (*events, _) = serve(use)
+    assert whole["choices"][0]["text"] == decoded == "Hi \ufffd"
+    assert "".join(event["choices"][0]["text"] for event in events) == decoded
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_usage_comes_last_without_choices_and_only_if_asked_for(serve, path):
     async def use(serving):
@@ -589,17 +603,15 @@ def test_health_of_a_working_engine(serve):
 
 
 def test_an_engine_that_makes_no_progress_is_not_healthy(serve, monkeypatch):
-    monkeypatch.setattr("frontend.engine_client.PROGRESS_LIMIT_S", 0.0)
+    monkeypatch.setattr("frontend.engine_client.SILENCE_LIMIT_S", 0.0)
 
     async def use(serving):
-        held = await serving.http.open("POST", CHAT, {"messages": HI})
-        await serving.scheduler.next_sequence()
         status, _, content = await serving.http.request("GET", "/health")
-        held.close()
         return status, json.loads(content)
 
     status, facts = serve(use)
     assert (status, facts["ready"], facts["progressing"]) == (503, True, False)
+    assert facts["reason"] == "The scheduler does not answer."
 
 
 def test_models_and_version(serve):

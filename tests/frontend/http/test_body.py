@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -96,7 +97,9 @@ def test_of_two_equal_names_the_last_counts(serve):
     assert json.loads(serve(use)[2])["choices"][0]["text"] == "bok"
 
 
-def test_a_body_above_the_limit_is_not_read(serve):
+def test_a_body_above_the_limit_is_not_read_for_long(serve, monkeypatch):
+    monkeypatch.setattr("frontend.http.connection.REFUSED_BODY_S", 0.2)
+
     async def use(serving):
         declared = await serving.http.request("POST", PATH, {"prompt": "x" * (1 << 20)})
         reader, writer = await asyncio.open_connection("127.0.0.1", serving.http.port)
@@ -110,14 +113,48 @@ def test_a_body_above_the_limit_is_not_read(serve):
             sent += 65536
             await asyncio.sleep(0)
         answer = await reader.readuntil(b"\r\n")
-        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                await writer.drain()
         return declared, answer, sent
 
-    (status, headers, content), chunked, sent = serve(use)
-    assert (status, headers["connection"]) == (413, "close")
+    (status, _, content), chunked, sent = serve(use)
+    assert status == 413
     assert "larger than 1048576 bytes" in json.loads(content)["error"]["message"]
     assert chunked.startswith(b"HTTP/1.1 413")
     assert sent < 32 << 20
+
+
+def test_a_client_that_sends_all_of_a_too_large_body_reads_the_answer(serve):
+    async def use(serving):
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.http.port)
+        body = b"x" * (8 << 20)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answers = await reader.read()
+        writer.close()
+        return answers
+
+    answers = serve(use)
+    assert answers.startswith(b"HTTP/1.1 413")
+    assert answers.count(b"HTTP/1.1 200") == 1
+
+
+def test_a_client_that_asks_first_is_told_before_it_sends(serve):
+    async def use(serving):
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.http.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 8388608\r\nExpect: 100-continue\r\n\r\n"
+        )
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    assert serve(use).startswith(b"HTTP/1.1 413")
 
 
 @pytest.mark.parametrize("limit", ["BODY_TIMEOUT_S", "BODY_PART_TIMEOUT_S"])

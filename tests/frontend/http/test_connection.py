@@ -1,9 +1,12 @@
 """Connections by hand: what no HTTP library would send."""
 
 import asyncio
+import contextlib
 import time
 
 import pytest
+
+from tests.frontend.conftest import until
 
 
 async def exchange(port, *parts, pause=0.0):
@@ -109,3 +112,54 @@ def test_two_requests_on_one_connection(serve):
         return await exchange(serving.http.port, request % b"" + request % b"Connection: close\r\n")
 
     assert serve(use).count(b"HTTP/1.1 200") == 2
+
+
+COMPLETION = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 30\r\n\r\n" + b'{"prompt":"x","max_tokens":10}'
+)
+
+
+@pytest.mark.parametrize("ahead", [0, 100, 60_000])
+def test_a_client_that_leaves_is_noticed_behind_what_it_sent_ahead(serve, ahead):
+    async def use(serving):
+        _, writer = await asyncio.open_connection("127.0.0.1", serving.http.port)
+        writer.write(COMPLETION)
+        await serving.scheduler.next_sequence()
+        for _ in range(2):
+            writer.write(b"x" * (ahead // 2))
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        writer.close()
+        await until(lambda: serving.scheduler.aborts)
+        return serving.scheduler.aborts
+
+    assert len(serve(use)) == 1
+
+
+def test_a_client_that_sends_much_ahead_is_hung_up_on(serve):
+    async def use(serving):
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.http.port)
+        writer.write(COMPLETION)
+        await serving.scheduler.next_sequence()
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"x" * (1 << 20))
+            await reader.read()
+        await until(lambda: serving.scheduler.aborts)
+        writer.close()
+        return len(serving.scheduler.aborts)
+
+    assert serve(use) == 1
+
+
+def test_a_client_that_ends_its_sending_direction_has_left(serve):
+    async def use(serving):
+        _, writer = await asyncio.open_connection("127.0.0.1", serving.http.port)
+        writer.write(COMPLETION)
+        await serving.scheduler.next_sequence()
+        writer.write_eof()
+        await until(lambda: serving.scheduler.aborts)
+        writer.close()
+        return len(serving.scheduler.aborts)
+
+    assert serve(use) == 1

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from frontend.http.keys import read_keys
@@ -13,6 +15,26 @@ def test_keys_of_a_file(tmp_path):
     assert first != second
     assert keys.domain_of(b"Bearer # ours") is None
     assert keys.domain_of(b"Bearer first-keyx") is None
+
+
+@pytest.fixture(autouse=True)
+def _files_are_private():
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o666, 0o604, 0o620])
+def test_a_file_that_others_can_get_at_is_refused(tmp_path, mode):
+    file = tmp_path / "keys"
+    file.write_text("first-key\n")
+    file.chmod(mode)
+    with pytest.raises(
+        ConfigError, match=rf"is open to other users \(mode {mode:04o}\): chmod 600"
+    ):
+        read_keys(file)
+    file.chmod(0o640)
+    assert read_keys(file).domain_of(b"Bearer first-key") is not None
 
 
 @pytest.mark.parametrize(

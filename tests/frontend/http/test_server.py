@@ -1,20 +1,19 @@
 import asyncio
 import logging
-import os
+import resource
 import signal
-import socket
 
 import pytest
 
-from frontend.http.server import HttpServer, allow_many_descriptors, open_listener
-from protocol.errors import ConfigError
+from frontend.http.listener import open_listener
+from frontend.http.server import HttpServer, allow_many_connections
 from tests.frontend.conftest import Http
 
 
-def with_server(app, use):
+def with_server(app, use, **settings):
     async def main():
-        listener = open_listener("127.0.0.1", 0, -1)
-        server = HttpServer(app, listener)
+        listener = open_listener("127.0.0.1", 0, is_guarded=False)
+        server = HttpServer(app, listener, **settings)
         running = asyncio.create_task(server.run())
         http = Http(listener.getsockname()[1])
         try:
@@ -76,25 +75,45 @@ def test_what_is_cut_off_at_the_end_is_not_logged_as_an_error(caplog):
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_an_inherited_socket_is_used():
-    with socket.create_server(("127.0.0.1", 0)) as ours:
-        inherited = open_listener("", 0, os.dup(ours.fileno()))
-        assert inherited.getsockname() == ours.getsockname()
-        inherited.close()
+def test_connections_beyond_the_limit_are_told_so_with_one_line_in_the_log(caplog):
+    async def use(server, http, running):
+        held = [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(3)]
+        answers = []
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+            answers.append(await reader.read())
+            writer.close()
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        await asyncio.sleep(0.05)
+        return answers, (await http.request("GET", "/"))[0]
+
+    async def at_once():
+        pass
+
+    answers, status = with_server(answering_after(at_once), use, max_connections=3)
+    assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
+    assert b"There are too many connections." in answers[0]
+    assert status == 200
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == "hangs up on new clients: 3 connections are open"
 
 
-def test_an_address_in_use_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port {port} cannot be used: .*another port"):
-            open_listener("127.0.0.1", port, -1)
-
-
-def test_the_limit_of_descriptors_only_rises():
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allow_many_descriptors()
-    after = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert after[0] >= before[0]
-    assert after[1] == before[1]
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "connections"),
+    [
+        (256, 1 << 20, 8192, 2048),
+        (256, 1024, 1024, 256),
+        (1 << 16, 1 << 20, 1 << 16, 2048),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY, 2048),
+    ],
+)
+def test_the_limit_of_descriptors_rises_and_bounds_the_connections(
+    monkeypatch, soft, hard, raised, connections
+):
+    limits = [soft, hard]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(slice(2), new))
+    assert allow_many_connections() == connections
+    assert limits == [raised, hard]

@@ -79,3 +79,19 @@ def test_a_directory_with_older_files(tmp_path):
 def test_a_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00 and then nothing")
     assert "is not a readable GGUF file" in convert(tmp_path / "model.gguf")
+
+
+@pytest.mark.slow
+def test_a_special_id_that_is_no_id_is_named(tmp_path):
+    import gguf
+
+    writer = gguf.GGUFWriter(str(tmp_path / "model.gguf"), "llama")
+    writer.add_token_list(["a", "b"])
+    writer.add_string("tokenizer.ggml.padding_token_id", "b")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert convert(tmp_path / "model.gguf") == (
+        f"{tmp_path}/model.gguf: tokenizer.ggml.padding_token_id is not what it has to be: "
+        "Expected `int`, got `str`."
+    )

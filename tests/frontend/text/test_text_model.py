@@ -69,6 +69,15 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, content):
         read_directory(tmp_path)
 
 
+@pytest.mark.parametrize("bos", [5, ["<s>"], {"content": 5}, {}, True])
+def test_a_special_token_that_is_no_text_is_refused(tmp_path, bos):
+    write(tmp_path, tokenizer_config__json={"bos_token": bos})
+    with pytest.raises(
+        ModelFileError, match=r"tokenizer_config\.json: bos_token must be a token's"
+    ):
+        read_directory(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
 def test_older_tokenizer_files_need_a_conversion(tmp_path, name):
     (tmp_path / name).write_text("x")
