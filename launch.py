@@ -414,8 +414,8 @@ def _build_commands(
 def print_commands(config: LaunchConfig) -> None:
     """Print what starts the same processes by hand, each in a terminal or debugger of its own."""
     run_dir = _absolute(config.run_dir or "/tmp/tokenwire-by-hand")  # noqa: S108 (made private below)
-    print(shlex.join(["mkdir", "-m", "700", "-p", run_dir]))
-    for command in build_commands(config, run_dir).values():
+    commands = build_commands(config, run_dir).values()
+    for command in (["mkdir", "-m", "700", "-p", run_dir], *commands):
         print(shlex.join(command))
 
 

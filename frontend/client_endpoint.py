@@ -87,7 +87,7 @@ class ClientEndpoint:
     def close(self) -> None:
         """Abort every client's requests and close the socket."""
         for client in list(self._sessions):
-            self._leave(client, "the server stops")
+            self._leave(client, "is served no longer: the server stops")
         self._router.close()
 
     def _take(self, client: bytes, frame: bytes) -> None:

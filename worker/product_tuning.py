@@ -83,14 +83,13 @@ class GraphTimer:
 
     def __init__(self, num_launches: int) -> None:
         self._num_launches = num_launches
-        self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, launch: Callable[[int], object]) -> torch.cuda.CUDAGraph:
         """Return a graph of `launch(i)` for every i."""
         launch(0)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph):
             for i in range(self._num_launches):
                 launch(i)
         graph.replay()

@@ -113,4 +113,8 @@ def _plain(text: str) -> str:
 
 
 def _too_large(max_bytes: int) -> HttpError:
-    return HttpError(413, f"The body is larger than {max_bytes} bytes.")
+    return HttpError(
+        413,
+        f"The body is larger than {max_bytes} bytes.",
+        code="request_entity_too_large",  # its status's name, which Python 3.13 changes
+    )

@@ -292,6 +292,12 @@ def test_without_a_port_every_frontend_by_hand_takes_a_free_one(cli):
     assert [argv[argv.index("--port") + 1] for argv in frontends] == ["0", "0"]
 
 
+def test_a_frontend_by_hand_that_finds_no_port_is_refused_before_anything_is_printed(cli):
+    code, out, err = cli(FAKE, "--frontends", "2", "--port", "65535", "--print-commands")
+    assert (code, out) == (2, "")
+    assert "--port is 65536; it must be 0 to 65535." in err
+
+
 def test_several_frontends_of_a_launcher_share_its_port(launch):
     engine = launch(FAKE, "--frontends", "2")
     for name in ("frontend-0", "frontend-1"):
