@@ -13,13 +13,12 @@ attend to nothing.
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from worker.graph_store import RING
 from worker.slot_tables import SlotTables
 from worker.step_rows import Int32Array
-from worker.upload import upload, upload_bytes
 
 _NO_POSITION = -1
 """In place of the position of a row that only fills up the bucket."""
@@ -45,31 +44,35 @@ class DecodeInputs:
 
     def __init__(self, tables: SlotTables, *, max_rows: int) -> None:
         self._tables = tables
-        self._buffer = torch.zeros(
-            upload_bytes([8, 4 * max_rows, 4 * max_rows]), dtype=torch.uint8, device=tables.device
+        size = 2 * (1 + max_rows)
+        self._buffer = torch.zeros(size, dtype=torch.int32, device=tables.device)
+        """ring as two halves of int64, then slots and positions of the bucket's rows"""
+        # One for each step that may be under way, and more: what is being sent must not change.
+        self._sent = torch.zeros(
+            RING, size, dtype=torch.int32, pin_memory=tables.device.type == "cuda"
         )
+        self._sent_arrays: Int32Array = self._sent.numpy()
         # Zeros, since a kernel may look past a row's length, though not at what it finds there.
         self._row_tables = tables.tables.new_zeros(max_rows, tables.tables.shape[1])
 
     def fill(self, num_rows: int, ring: int, slots: Int32Array, positions: Int32Array) -> None:
         """Send a step's rows, at most `num_rows`, to that bucket.
 
-        `ring` says where the step's results go (`worker.graph_store`). Nothing is waited for.
+        `ring` says where the step's results go (`worker.graph_store`); that of the last few steps
+        was another. Nothing is waited for.
         """
-        padding = (0, num_rows - len(slots))
-        upload(
-            (
-                np.array([ring], dtype=np.int64),
-                np.pad(slots, padding, constant_values=self._tables.pad_slot),
-                np.pad(positions, padding, constant_values=_NO_POSITION),
-            ),
-            self._tables.device,
-            into=self._buffer,
-        )
+        used, size = len(slots), 2 * (1 + num_rows)
+        sent = self._sent_arrays[ring]
+        sent[0] = ring
+        sent[2 : 2 + used] = slots
+        sent[2 + used : 2 + num_rows] = self._tables.pad_slot
+        sent[2 + num_rows : 2 + num_rows + used] = positions
+        sent[2 + num_rows + used : size] = _NO_POSITION
+        self._buffer[:size].copy_(self._sent[ring, :size], non_blocking=True)
 
     def ring(self) -> Tensor:
         """Return where the step's results go. [1] int64, on the device"""
-        return self._buffer[:8].view(torch.int64)
+        return self._buffer[:2].view(torch.int64)
 
     def slots(self, num_rows: int) -> Tensor:
         """Return the slots of a bucket's rows. [rows] int32, on the device"""
@@ -106,5 +109,5 @@ class DecodeInputs:
         )
 
     def _column(self, num_rows: int, index: int) -> Tensor:
-        start = upload_bytes([8] + [4 * num_rows] * index)
-        return self._buffer[start : start + 4 * num_rows].view(torch.int32)
+        start = 2 + num_rows * index
+        return self._buffer[start : start + num_rows]

@@ -60,7 +60,8 @@ class GraphStore:
             graph.capture_begin(pool=self._pool(), capture_error_mode="thread_local")
             step()
             graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
+        # What was sent for it may then be sent anew.
+        stream.synchronize()
         self._graphs[name] = graph
 
     def replay(self, name: Hashable) -> None:

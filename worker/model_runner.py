@@ -33,6 +33,7 @@ from worker.failed_slots import FailedSlots
 from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache
 from worker.models.causal_lm import CausalLM
+from worker.result_copies import HostResults, ResultCopies
 from worker.runner import (
     FinishedStep,
     LaunchedStep,
@@ -91,7 +92,9 @@ class ModelRunner:
         self._sampler = sampler
         self._failed = FailedSlots(self._table)
         self._graphs: _Graphs | None = None
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copies = (
+            ResultCopies(max_rows=facts.slots, device=device) if device.type == "cuda" else None
+        )
 
     @property
     def facts(self) -> EngineFacts:
@@ -242,19 +245,13 @@ class ModelRunner:
         sampled: NDArray[np.int64] | None = None,
     ) -> LaunchedStep:
         """Send a step's results to the host. `sampled`: which of `reported` are; None: all."""
-        generations = self._table.generations[rows.slots]
+        on_device = () if logprobs is None else (logprobs.ids, logprobs.values)
         if self._copies is None:
-            return _Step(rows, generations, self._failed, reported, sampled, logprobs, None)
-        computed, done = torch.cuda.Event(), torch.cuda.Event()
-        computed.record()
-        with torch.cuda.stream(self._copies):
-            self._copies.wait_event(computed)
-            # What is copied must live until then: the step holds on to it.
-            host = _to_host(reported)
-            host_logprobs = None if logprobs is None else logprobs.to_host()
-            done.record()
-        sources = (reported,) if logprobs is None else (reported, logprobs.ids, logprobs.values)
-        return _Step(rows, generations, self._failed, host, sampled, host_logprobs, done, sources)
+            results = HostResults(reported, on_device)
+        else:
+            results = self._copies.start(reported, on_device)
+        generations = self._table.generations[rows.slots if rows.chunks else rows.decode_slots]
+        return _Step(rows, generations, self._failed, results, sampled, logprobs)
 
 
 class _Graphs(NamedTuple):
@@ -280,26 +277,25 @@ class _Logprobs:
     values: Tensor
     """[n, most] float32"""
 
-    def to_host(self) -> "_Logprobs":
-        """Return the same on the host, once the current stream has come so far."""
-        return _Logprobs(
-            self.rows, self.positions, self.counts, _to_host(self.ids), _to_host(self.values)
-        )
+    def columns(
+        self, ids: Int32Array, values: NDArray[np.float32], failed: Sequence[int]
+    ) -> LogprobColumns | None:
+        """Return the columns of all but the failed rows, None if that is none.
 
-    def columns(self, failed: Sequence[int]) -> LogprobColumns | None:
-        """Return the columns of all but the failed rows, None if that is none."""
+        `ids` and `values` are the tensors' on the host.
+        """
         kept = ~np.isin(self.rows, list(failed))
         if not kept.any():
             return None
         counts = self.counts[kept]
         # Rows that want fewer than the widest take the first of theirs.
-        is_wanted = np.arange(self.ids.shape[1]) < counts[:, None]
+        is_wanted = np.arange(ids.shape[1]) < counts[:, None]
         return LogprobColumns(
             rows=self.rows[kept].tobytes(),
             positions=self.positions[kept].tobytes(),
             n=pack_int32(counts.tolist()),
-            ids=self.ids.numpy()[kept][is_wanted].tobytes(),
-            values=self.values.numpy()[kept][is_wanted].tobytes(),
+            ids=ids[kept][is_wanted].tobytes(),
+            values=values[kept][is_wanted].tobytes(),
         )
 
 
@@ -311,27 +307,21 @@ class _Step:
     generations: NDArray[np.int64]
     """Of `rows.slots` when the step was launched."""
     failed_slots: FailedSlots
-    reported: Tensor
-    """[sampled or more] int32 on the host, FAILED where a row has no token; filled by then."""
+    results: HostResults
+    """Tokens of the sampled rows, or more, FAILED where a row has none; then `logprobs`'."""
     sampled: NDArray[np.int64] | None
-    """Which of these are the sampled rows'; None: all."""
+    """Which tokens are the sampled rows'; None: all."""
     logprobs: _Logprobs | None
-    done: torch.cuda.Event | None
-    """After it everything is on the host; None: it is already."""
-    sources: tuple[Tensor, ...] = ()
-    """What is being copied."""
 
     def is_done(self) -> bool:
-        """Return whether everything is on the host."""
-        return self.done is None or self.done.query()
+        """Return whether the results are on the host."""
+        return self.results.are_there()
 
     def output(self) -> StepOutput:
         """Wait for the results and put them into plan row order."""
-        if self.done is not None:
-            self.done.synchronize()
-        tokens: Int32Array = self.reported.numpy()
-        if self.sampled is not None:
-            tokens = tokens[self.sampled]
+        self.results.wait()
+        reported: Int32Array = self.results.reported.numpy()
+        tokens = reported.copy() if self.sampled is None else reported[self.sampled]
         rows, generations = self.rows, self.generations.tolist()
         failed = self.failed_slots.of_rows(rows, generations)
         for index in np.flatnonzero(tokens == FAILED).tolist():
@@ -340,14 +330,11 @@ class _Step:
                 generation = generations[rows.slots.index(slot)]
                 self.failed_slots.add(rows.step_id, slot, generation, ErrorCode.NUMERIC)
                 failed[row] = ErrorCode.NUMERIC
-        logprobs = None if self.logprobs is None else self.logprobs.columns(list(failed))
+        logprobs = None
+        if self.logprobs is not None:
+            ids, values = (tensor.numpy() for tensor in self.results.others)
+            logprobs = self.logprobs.columns(ids, values, list(failed))
         return assemble_output(rows, tokens, failed, logprobs)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """Start to copy a tensor to pinned memory, in the current stream."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

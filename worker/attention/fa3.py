@@ -7,11 +7,7 @@ depends on the lengths alone, so it is made once a step and used by all layers.
 from dataclasses import dataclass
 
 import torch
-from flash_attn_interface import (
-    flash_attn_varlen_func,
-    flash_attn_with_kvcache,
-    get_scheduler_metadata,
-)
+from flash_attn_interface import get_scheduler_metadata
 from torch import Tensor
 
 from worker.attention.base import DecodeRows
@@ -67,7 +63,7 @@ class Fa3Kernels:
         self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
     ) -> Tensor:
         """Attend to chunks that start their sequences: [rows, heads or kv_heads, head_dim]."""
-        output: Tensor = flash_attn_varlen_func(
+        return _attend(
             query,
             keys,
             values,
@@ -75,9 +71,9 @@ class Fa3Kernels:
             cu_seqlens_k=chunks.query_starts,
             max_seqlen_q=chunks.max_count,
             max_seqlen_k=chunks.max_count,
-            causal=True,
+            is_causal=True,
+            num_splits=1,
         )
-        return output
 
     def attend_paged(
         self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
@@ -92,18 +88,17 @@ class Fa3Kernels:
             width * block_size,
             self._num_processors,
         )
-        output: Tensor = flash_attn_with_kvcache(
+        return _attend(
             query,
             keys,
             values,
-            cache_seqlens=chunks.lengths,
+            seqused_k=chunks.lengths,
             page_table=chunks.block_tables,
             cu_seqlens_q=chunks.query_starts,
             max_seqlen_q=chunks.max_count,
-            causal=True,
+            is_causal=True,
             num_splits=num_splits,
         )
-        return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +110,27 @@ class _Decode:
     """Those of the plan."""
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        output: Tensor = flash_attn_with_kvcache(
+        return _attend(
             query,
             keys,
             values,
-            cache_seqlens=self.lengths,
+            seqused_k=self.lengths,
             page_table=self.block_tables,
-            causal=False,  # its one query is the last token, which sees all
+            is_causal=False,  # its one query is the last token, which sees all
             scheduler_metadata=self.plan,
             num_splits=self.num_splits,
             pack_gqa=_PACKS_GROUP,
         )
-        return output
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, **how: Tensor | int | bool) -> Tensor:
+    """Call the library's operator, whose arguments `how` names.
+
+    Its Python functions wrap it for gradients, which takes the host longer than a short layer takes
+    the GPU.
+    """
+    output: Tensor
+    output, *_ = torch.ops.flash_attn_3.fwd(
+        query, keys, values, softmax_scale=query.shape[-1] ** -0.5, **how
+    )
+    return output
