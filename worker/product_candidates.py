@@ -36,18 +36,20 @@ _LARGE_TILES = (
 def candidates(rows: int, outputs: int, inputs: int, *, processors: int) -> Iterator[Setting]:
     """Yield settings that fit, without `pdl`. `processors` are the GPU's multiprocessors."""
     if rows <= MAX_GEMV_ROWS:
-        yield from _gemvs(rows, outputs, inputs)
+        yield from _gemvs(rows, outputs, inputs, processors)
     if rows > 1:
         yield from _tiles(rows, outputs, inputs, processors)
 
 
-def _gemvs(rows: int, outputs: int, inputs: int) -> Iterator[Gemv]:
+def _gemvs(rows: int, outputs: int, inputs: int, processors: int) -> Iterator[Gemv]:
     for warps in (1, 2, 4, 8):
-        for loads in (1, 2, 4):
-            block_k = _LANES * _LOAD * warps * loads
-            for block_n in (1, 2, 4, 8):
+        width = _LANES * _LOAD * warps
+        # Blocks shorter than all warps read at once have each warp compute outputs of its own.
+        for block_k in (256, 512, 1024, 2048, 4096):
+            for loads in (1, 2, 4, 8):
                 # A thread's loads in flight, and its sums, must fit its registers.
-                if block_n * loads > 8 or rows * block_n * loads > 64:
+                block_n = loads * width // block_k
+                if not block_n or rows * loads > 64 or 2 * outputs < processors * block_n:
                     continue
                 setting = Gemv(block_n=block_n, block_k=block_k, warps=warps)
                 if setting.fits(rows, outputs, inputs):

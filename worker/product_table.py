@@ -23,7 +23,6 @@ from protocol.errors import ConfigError
 FORMAT = 1
 MAX_GEMV_ROWS = 8
 _SHARED_BYTES = 227 * 1024
-_MAX_BLOCK = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,16 @@ class Tiles:
 
 Setting = Gemv | Tiles
 
+_LARGEST = {
+    "block_n": 256,
+    "block_m": 256,
+    "block_k": 8192,
+    "split": 256,
+    "warps": 16,
+    "stages": 16,
+}
+"""What a table may ask for, so that a wrong one is told from one that cannot be launched."""
+
 _KERNELS: Mapping[str, type[Gemv] | type[Tiles]] = {"gemv": Gemv, "tiles": Tiles}
 
 
@@ -98,7 +107,17 @@ class ProductEntry:
     def choose(self, rows: int) -> Setting | None:
         """Return the setting for so many rows, None for the library's product."""
         at = bisect.bisect_left(self.rows, rows)
-        return self.settings[at] if at < len(self.rows) else None
+        return self.settings[at] if rows and at < len(self.rows) else None
+
+    def fitting(self, outputs: int, inputs: int) -> "ProductEntry":
+        """Return the entry with the library's product where a setting cannot compute it."""
+        return ProductEntry(
+            self.rows,
+            tuple(
+                setting if setting and setting.fits(rows, outputs, inputs) else None
+                for rows, setting in zip(self.rows, self.settings, strict=True)
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +202,8 @@ def _parse_setting(raw: Mapping[str, Any] | None) -> Setting | None:
     for name, value in numbers.items():
         if name not in ("split", "stages") and value & (value - 1):
             raise ValueError(f"{name} {value} is not a power of two")
+        if value > _LARGEST[name]:
+            raise ValueError(f"{name} {value} is more than {_LARGEST[name]}")
     return setting
 
 

@@ -177,8 +177,8 @@ class Tuner:
         self._entries: dict[tuple[int, int], ProductEntry] = {}
         self._measurements: list[dict[str, object]] = []
 
-    def run(self, shapes: Sequence[ProductShape], rows: Sequence[int], out: Path | None) -> int:
-        """Measure everything there is time for; return the exit code."""
+    def run(self, shapes: Sequence[ProductShape], rows: Sequence[int], out: Path) -> None:
+        """Measure everything there is time for; the table is written after each shape."""
         print(
             f"{self._gpu}: µs of one product in a graph, weights not in the cache\n"
             f"{'product':>10} {'outputs':>8} {'inputs':>6} {'rows':>5} {'linear':>8} {'own':>8} "
@@ -189,9 +189,7 @@ class Tuner:
             for done, shape in enumerate(shapes):
                 share = (self._ends - time.monotonic()) / (len(shapes) - done)
                 self._run_shape(shape, rows, time.monotonic() + share)
-                if out is not None:
-                    out.write_text(self._table().to_json(self._measurements))
-        return 0
+                out.write_text(self._table().to_json(self._measurements))
 
     def _table(self) -> ProductTable:
         return ProductTable(self._gpu, "bfloat16", dict(self._entries))

@@ -6,14 +6,17 @@ for `worker.product_table`. Each candidate is checked against float64 first.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelFileError
+from protocol.user_cache import user_cache_dir
 from worker.model_files import read_model_config
 from worker.product_shapes import DecoderSizes, ProductShape, config_sizes, rank_products
+from worker.table_files import file_name, user_tables
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -50,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tp", type=int, default=1, help="ranks that share each model")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="numbers of rows")
     parser.add_argument("--seconds", type=float, default=240.0, help="time for all of it")
-    parser.add_argument("--out", type=Path, help="where the table goes")
+    parser.add_argument("--out", type=Path, help="where the table goes; default: the user's cache")
     parser.add_argument("--pdl", action="store_true", help="let the table name pdl settings")
     parser.add_argument("--no-pdl", action="store_true", help="do not even time pdl settings")
     parser.add_argument(
@@ -72,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
             config = read_model_config(Path(model))
             config.require_legal_tp(args.tp)
             sizes.append(config_sizes(config))
-    except ConfigError as error:
+    except (ConfigError, ModelFileError) as error:
         parser.error(str(error))
     shapes = distinct_shapes(sizes, args.tp)
     if not shapes:
@@ -80,7 +83,12 @@ def main(argv: Sequence[str]) -> int:
     tuner = Tuner(
         torch.device("cuda"), seconds=args.seconds, may_choose_pdl=args.pdl, no_pdl=args.no_pdl
     )
-    return tuner.run(shapes, sorted(set(args.rows)), args.out)
+    name = file_name(torch.cuda.get_device_name(), "bfloat16")
+    out = args.out or user_tables(user_cache_dir(os.environ)) / name
+    out.parent.mkdir(parents=True, exist_ok=True)
+    tuner.run(shapes, sorted(set(args.rows)), out)
+    print(out)
+    return 0
 
 
 def distinct_shapes(sizes: Sequence[DecoderSizes], tp: int) -> list[ProductShape]:

@@ -16,7 +16,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,13 +94,6 @@ def cache_key(files: Iterable[Path]) -> str:
         path = str(file.resolve())
         digest.update(f"{status.st_size} {status.st_mtime_ns} {len(path)} {path}\n".encode())
     return digest.hexdigest()[:32]
-
-
-def user_cache_dir(environment: Mapping[str, str]) -> Path:
-    """Return the directory for this user's tokenizers."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    root = Path(base) if base.startswith("/") else Path("~/.cache").expanduser()
-    return root / "tokenwire" / "tokenizers"
 
 
 def _write(path: Path, content: bytes) -> None:

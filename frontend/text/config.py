@@ -4,8 +4,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontend.text.cache import TokenizerCache, user_cache_dir
+from frontend.text.cache import TokenizerCache
 from protocol.lifecycle import ProcessConfig
+from protocol.user_cache import user_cache_dir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,5 +36,6 @@ def tokenizer_caches(tokenizer_cache: str, run_dir: str) -> list[TokenizerCache]
 
     The second is for a cache that cannot be written.
     """
-    root = Path(tokenizer_cache) if tokenizer_cache else user_cache_dir(os.environ)
+    users = user_cache_dir(os.environ) / "tokenizers"
+    root = Path(tokenizer_cache) if tokenizer_cache else users
     return [TokenizerCache(root), TokenizerCache(Path(run_dir) / "tokenizers")]

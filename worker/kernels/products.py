@@ -30,6 +30,7 @@ from worker.product_table import Gemv, Setting
 
 _LOAD = 8
 """Elements of 16 bits that one load takes."""
+_LANES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def prepare_launch(
             "BLOCK_N": setting.block_n,
             "BLOCK_K": setting.block_k,
             "LOAD": min(_LOAD, setting.block_k),
+            "ROW_A_WARP": setting.block_k < _LOAD * _LANES * setting.warps,
             "IS_ONE_BLOCK": setting.block_k == inputs,
         }
         grid = (triton.cdiv(outputs, setting.block_n),)
@@ -134,6 +136,7 @@ def _gemv(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LOAD: tl.constexpr,
+    ROW_A_WARP: tl.constexpr,
     IS_ONE_BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -146,7 +149,6 @@ def _gemv(
     # Outputs past the end read the last one's weight again.
     row = tl.minimum(n, num_outputs - 1).to(tl.int64)
     weight_at = weight + row[:, None] * num_inputs + k[None, :]
-    x_at = x + k
     block = tl.load(weight_at, eviction_policy="evict_first")
     if PDL:
         gdc_wait()
@@ -154,14 +156,34 @@ def _gemv(
     for _ in tl.static_range(ROWS):
         sums = sums + (tl.zeros((BLOCK_N, BLOCK_K // LOAD), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
     if not IS_ONE_BLOCK:
-        for _ in tl.range(BLOCK_K, num_inputs, BLOCK_K):
+        for start in tl.range(BLOCK_K, num_inputs, BLOCK_K):
             # The next block is on its way while this one is used.
-            weight_at += BLOCK_K
-            following = tl.load(weight_at, eviction_policy="evict_first")
-            sums = _add_block(sums, block, x_at, x_stride, num_rows, ROWS, BLOCK_N, BLOCK_K, LOAD)
-            x_at += BLOCK_K
+            following = tl.load(weight_at + start, eviction_policy="evict_first")
+            sums = _add_block(
+                sums,
+                block,
+                x + (start - BLOCK_K),
+                x_stride,
+                num_rows,
+                ROWS,
+                BLOCK_N,
+                BLOCK_K,
+                LOAD,
+                ROW_A_WARP,
+            )
             block = following
-    sums = _add_block(sums, block, x_at, x_stride, num_rows, ROWS, BLOCK_N, BLOCK_K, LOAD)
+    sums = _add_block(
+        sums,
+        block,
+        x + (num_inputs - BLOCK_K),
+        x_stride,
+        num_rows,
+        ROWS,
+        BLOCK_N,
+        BLOCK_K,
+        LOAD,
+        ROW_A_WARP,
+    )
     offset = tl.zeros((BLOCK_N,), tl.float32)
     if HAS_BIAS:
         offset = tl.load(bias + n, mask=n < num_outputs, other=0.0).to(tl.float32)
@@ -178,20 +200,27 @@ def _gemv(
 def _add_block(
     sums,
     block,
-    x_at,
+    x_from,
     x_stride,
     num_rows,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LOAD: tl.constexpr,
+    ROW_A_WARP: tl.constexpr,
 ):
     """Add one block's products to every row's sums: within a thread, so nothing is exchanged."""
     values = block.to(tl.float32)
     added = ()
     for m in tl.static_range(ROWS):
-        row = tl.load(x_at + m * x_stride, mask=m < num_rows, other=0.0).to(tl.float32)
-        products = tl.reshape(values * row[None, :], (BLOCK_N, BLOCK_K // LOAD, LOAD))
+        row_at = x_from + m * x_stride + tl.arange(0, BLOCK_K)
+        if ROW_A_WARP:
+            # Each warp reads the row for itself, so that no warp waits for another.
+            every = row_at[None, :] + tl.zeros((BLOCK_N, 1), tl.int32)
+            row = tl.load(every, mask=m < num_rows, other=0.0).to(tl.float32)
+        else:
+            row = tl.load(row_at, mask=m < num_rows, other=0.0).to(tl.float32)[None, :]
+        products = tl.reshape(values * row, (BLOCK_N, BLOCK_K // LOAD, LOAD))
         added = added + (sums[m] + tl.sum(products, axis=2),)  # type: ignore[assignment]  # noqa: RUF005
     return added
 

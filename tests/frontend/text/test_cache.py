@@ -1,11 +1,10 @@
 import logging
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
-from frontend.text.cache import Conversion, TokenizerCache, cache_key, user_cache_dir
+from frontend.text.cache import Conversion, TokenizerCache, cache_key
 from frontend.text.text_model import TextModel
 
 MODEL = TextModel(chat_template="{{ x }}", special_tokens={"eos_token": "</s>"}, eos_ids=[2])
@@ -87,15 +86,3 @@ def test_the_key_follows_path_size_and_time(tmp_path):
     other.write_bytes(b"one")
     os.utime(other, ns=(1, 1))
     assert len({key, later, longer, cache_key([other])}) == 4
-
-
-@pytest.mark.parametrize(
-    ("environment", "directory"),
-    [
-        ({"XDG_CACHE_HOME": "/var/x"}, Path("/var/x/tokenwire/tokenizers")),
-        ({"XDG_CACHE_HOME": "relative"}, Path("~/.cache/tokenwire/tokenizers").expanduser()),
-        ({}, Path("~/.cache/tokenwire/tokenizers").expanduser()),
-    ],
-)
-def test_where_a_users_cache_is(environment, directory):
-    assert user_cache_dir(environment) == directory
