@@ -12,7 +12,10 @@ from launch import LaunchConfig
 from protocol.errors import ConfigError
 from protocol.flags import parse_flags
 
-NOT_OFFERED = {"host", "port", "listen", "run_dir", "print_commands", "plan", "lifeline_fd"}
+NOT_OFFERED = {
+    *("host", "port", "listen", "allow_unauthenticated"),
+    *("run_dir", "print_commands", "plan", "lifeline_fd"),
+}
 OTHER_DEFAULTS = {"policy": "throughput", "log_level": "warning", "drain_timeout_s": 0.0}
 OWN = {"self", "start_timeout_s"}
 
