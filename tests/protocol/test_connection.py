@@ -53,6 +53,16 @@ def ids(messages):
     return [message.request_id for message in messages if isinstance(message, Abort)]
 
 
+def test_what_a_bad_frame_holds_can_forge_no_line():
+    frame = msgspec.msgpack.encode(["x" * 1000 + "\n12:00:00 I scheduler forged"])
+    with pytest.raises(BadFrameError) as caught:
+        Codec(FrontendToScheduler).decode(frame)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+    with pytest.raises(BadFrameError, match=r"Invalid value 'a\\nb'"):
+        Codec(FrontendToScheduler).decode(msgspec.msgpack.encode(["a\nb"]))
+
+
 def test_messages_arrive_numbered_and_in_order():
     wire = Wire()
     for request_id in (4, 5):
