@@ -178,31 +178,37 @@ def _draw_runs(
         temperatures, seeds, positions, slots, thresholds, row
     )
     out = row * tl.num_programs(0) + run
-    largest = tl.max(_flat(tl.where(logit != logit, float("inf"), logit)), axis=0)
+    largest = tl.max(tl.max(tl.where(logit != logit, float("inf"), logit), axis=1), axis=0)
     tl.store(out_largest + out, largest)
 
     if temperature > 0:
         words = _words(seed, position, (first_id - SKIPPED) // 4 + quads[:, None], lanes)
         if thresholds is not None:
             logit = tl.where(scaled_logit(logit, temperature) >= threshold, logit, float("-inf"))
-        rough = _flat(logit * tl.div_rn(1.0, temperature) + _rough_noise(words))
-        best, winner = tl.max(rough, axis=0, return_indices=True)
+        rough = logit * tl.div_rn(1.0, temperature) + _rough_noise(words)
+        best, winner = _first_best(rough)
         # Twice what a rough score may be off by, with room to spare: 1e-5 from the noise, and
         # three roundings of numbers no larger than the score and the noise together.
         is_close = rough >= best - (4e-5 + tl.abs(best) * (1.0 / 1048576))
-        if tl.sum(is_close.to(tl.int32), axis=0) > 1:
-            winner = tl.argmax(_flat(_noise(words) + scaled_logit(logit, temperature)), axis=0)
+        if tl.sum(tl.sum(is_close.to(tl.int32), axis=1), axis=0) > 1:
+            _, winner = _first_best(_noise(words) + scaled_logit(logit, temperature))
     else:
-        winner = tl.argmax(_flat(logit), axis=0)
+        _, winner = _first_best(logit)
     token = run * (4 * QUADS) - SKIPPED + winner
     token = tl.maximum(tl.minimum(token, num_ids - 1), 0)  # a row of NaN may pick any
     tl.store(out_tokens + out, first_id + token)
 
 
 @triton.jit
-def _flat(tile):
-    """Return a tile in the order of its tokens."""
-    return tl.reshape(tile, (tile.shape[0] * tile.shape[1],))
+def _first_best(tile):
+    """Return a tile's largest score and its place in row order, the first of equals.
+
+    By axis: Triton 3.6 reorders a reshaped tile that only a reduction reads, places and all.
+    """
+    scores, lanes = tl.max(tile, axis=1, return_indices=True)
+    best, quad = tl.max(scores, axis=0, return_indices=True)
+    lane = tl.sum(tl.where(tl.arange(0, tile.shape[0]) == quad, lanes, 0), axis=0)
+    return best, quad * tile.shape[1] + lane
 
 
 @triton.jit
