@@ -103,8 +103,8 @@ class ForwardBatch:
     chunk_batch: ChunkBatch | None
     """The same chunks; None if there are none."""
     sampled: SampledRows
-    logit_rows: Tensor
-    """[sampled or more] int64, their rows, padded as rows are; empty if there is none."""
+    wanted_rows: Tensor
+    """[sampled or more] int64, their rows, padded as rows are; some row if there is none."""
 
     @property
     def num_rows(self) -> int:
@@ -147,7 +147,7 @@ class BatchBuilder:
             chunk_lengths,
             length_starts,
             chunk_blocks,
-            logit_rows,
+            wanted_rows,
             sampled_slots,
             sampled_indices,
         ) = upload(
@@ -159,7 +159,7 @@ class BatchBuilder:
                 lengths,
                 self._tables(slots, lengths, block_tables),
                 *self._chunk_columns(rows.chunks, counts, block_tables),
-                self._logit_rows(rows.chunks, first_rows),
+                self._wanted_rows(rows.chunks, first_rows),
                 rows.sampled_slots.astype(np.int64),
                 rows.sampled_indices.astype(np.int64),
             ),
@@ -202,7 +202,7 @@ class BatchBuilder:
             sampled=SampledRows(
                 slots=sampled_slots, indices=sampled_indices, host_slots=rows.sampled_slots
             ),
-            logit_rows=logit_rows,
+            wanted_rows=wanted_rows,
         )
 
     def _known_tokens(self, rows: StepRows, num_rows: int) -> Int64Array:
@@ -268,14 +268,15 @@ class BatchBuilder:
         ]
         return (*decoded, *chunked)
 
-    def _logit_rows(self, chunks: Sequence[Chunk], first_rows: NDArray[np.int64]) -> Int64Array:
-        """Return the rows whose logits are wanted. `first_rows` ends with the rows' number."""
+    def _wanted_rows(self, chunks: Sequence[Chunk], first_rows: NDArray[np.int64]) -> Int64Array:
+        """Return the rows that sample, or some. `first_rows` ends with the rows' number."""
         num_decode = int(first_rows[0])
         ends = [end - 1 for chunk, end in zip(chunks, first_rows[1:], strict=True) if chunk.is_last]
         indices = np.concatenate((np.arange(num_decode), ends)).astype(np.int64)
-        if 0 < len(indices) < self._min_rows:
-            indices = np.pad(indices, (0, self._min_rows - len(indices)), mode="edge")
-        return indices
+        if not len(indices):
+            # The products of no row are none; those of one cost nothing.
+            return np.zeros(self._min_rows, dtype=np.int64)
+        return np.pad(indices, (0, max(0, self._min_rows - len(indices))), mode="edge")
 
 
 def _positions(rows: StepRows) -> Int64Array:

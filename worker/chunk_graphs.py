@@ -101,9 +101,8 @@ class ChunkGraphs:
         """Do what the graph does, from the inputs as they are."""
         rows = self._inputs.open(graph.num_tokens, graph.num_sequences)
         attention = self._attention.start_chunks(rows.chunks, rows.cache_positions)
-        hidden: Tensor = self._model(rows.tokens, rows.positions, attention)
-        sampled = hidden.index_select(0, rows.logit_rows)
-        reported = torch.empty(graph.num_sequences, dtype=torch.int32, device=hidden.device)
+        sampled: Tensor = self._model(rows.tokens, rows.positions, attention, rows.logit_rows)
+        reported = torch.empty(graph.num_sequences, dtype=torch.int32, device=sampled.device)
         self._draw(
             self._model.logits(sampled),
             rows.sampled_slots,

@@ -53,6 +53,7 @@ def measure_worst_step(
             num_tokens=max(max_num_batched_tokens, max_num_seqs),
             max_model_len=max_model_len,
         )
+        # Of all rows: the last layer is as hungry as the others if every row is wanted.
         hidden = model(batch.tokens, batch.positions, attention.start_step(batch))
         logits = model.logits(hidden[:max_num_seqs].contiguous())
         sampler.whole_logits(logits)

@@ -171,12 +171,11 @@ class ModelRunner:
         """Run a step eagerly."""
         batch = self._builder.build(rows, self._table.block_tables, self._sampling.last_tokens)
         attention = self._attention.start_step(batch)
-        hidden: Tensor = self._model(batch.tokens, batch.positions, attention)
+        hidden: Tensor = self._model(batch.tokens, batch.positions, attention, batch.wanted_rows)
         if not len(batch.sampled):
             nothing = torch.empty(0, dtype=torch.int32, device=self._device)
             return self._leave(rows, nothing, None)
-        logits = self._model.logits(hidden.index_select(0, batch.logit_rows))
-        logits = logits[: len(batch.sampled)]
+        logits = self._model.logits(hidden)[: len(batch.sampled)]
         reported = self._sampler.sample(logits, batch.sampled)
         return self._leave(rows, reported, self._logprobs(rows, logits, reported))
 

@@ -40,7 +40,7 @@ def test_chunks():
     assert batch.cache_positions.tolist() == [28, 29, 30, 31, 12, 13, 36, 37, 38, 39]
     assert (batch.num_rows, batch.num_tokens, batch.num_decode) == (10, 10, 0)
     assert len(batch.sampled) == 1
-    assert batch.logit_rows.tolist() == [5]
+    assert batch.wanted_rows.tolist() == [5]
     first, second = batch.chunks
     assert (first.first_row, first.start, first.count, first.end) == (0, 0, 6, 6)
     assert first.block_table.tolist() == [7, 3]
@@ -73,7 +73,7 @@ def test_decode_rows_come_first():
     assert batch.decode_lengths.tolist() == [5, 8]
     # Slot 1 holds a third block that it has not reached; its row must not read it.
     assert batch.decode_blocks.tolist() == [[8, 10], [4, 5]]
-    assert batch.logit_rows.tolist() == [0, 1, 10]
+    assert batch.wanted_rows.tolist() == [0, 1, 10]
     assert batch.chunks[0].first_row == 2
     # Slot 3 enters block 10, slot 1 ends block 5, the chunk begins block 32.
     assert batch.opened_blocks == (10, 32)
@@ -99,7 +99,7 @@ def test_padding_rows():
     assert batch.positions.tolist() == [2, 0, 0, 0]
     assert batch.cache_positions.tolist() == [30]
     assert (batch.num_rows, batch.num_tokens, len(batch.sampled)) == (4, 1, 1)
-    assert batch.logit_rows.tolist() == [0, 0, 0, 0]
+    assert batch.wanted_rows.tolist() == [0, 0, 0, 0]
     assert mixed(min_rows=4).num_rows == 11
 
 
@@ -107,7 +107,7 @@ def test_nothing_sampled():
     join = make_join(2, range(9), [7, 8, 9])
     batch = Builder(min_rows=4).build(joins=[join], chunks=[(2, 0, 8, 0)])
     assert len(batch.sampled) == 0
-    assert batch.logit_rows.tolist() == []
+    assert batch.wanted_rows.tolist() == [0] * 4
 
 
 def test_a_chunk_that_goes_on_in_a_block_does_not_open_it():
@@ -149,7 +149,7 @@ def test_types(count: int):
     batch = Builder().build(
         joins=[make_join(0, range(5), [1, 2])], chunks=[(0, 0, count, count == 5)]
     )
-    for tensor in (batch.tokens, batch.positions, batch.cache_positions, batch.logit_rows):
+    for tensor in (batch.tokens, batch.positions, batch.cache_positions, batch.wanted_rows):
         assert tensor.dtype == torch.int64
     assert batch.decode_lengths.dtype == np.int32
     assert batch.device_lengths.dtype == batch.decode_blocks.dtype == torch.int32

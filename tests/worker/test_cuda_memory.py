@@ -17,7 +17,7 @@ def test_worst_batch_fills_the_budget_from_the_pad_block():
     ]
     assert batch.positions.tolist() == [*range(10), *range(10), 0]
     assert batch.cache_positions.tolist() == [position % 4 for position in batch.positions]
-    assert batch.logit_rows.tolist() == [9, 19, 20]
+    assert batch.wanted_rows.tolist() == [9, 19, 20]
     assert (batch.num_rows, batch.num_tokens, batch.num_decode) == (21, 21, 0)
 
 

@@ -124,10 +124,11 @@ class Stepper:
         with torch.inference_mode():
             self.cache.copy_blocks(rows.copies.tolist())
             batch = self.builder.build(rows, self.table.block_tables, self.last_tokens)
-            hidden = self.model(batch.tokens, batch.positions, self.attention.start_step(batch))
+            attention = self.attention.start_step(batch)
+            hidden = self.model(batch.tokens, batch.positions, attention, batch.wanted_rows)
             if not len(batch.sampled):
                 return torch.empty(0, 0)
-            logits = self.model.logits(hidden.index_select(0, batch.logit_rows))
+            logits = self.model.logits(hidden)
         return logits[: len(batch.sampled)]
 
     def prefill(self, slot: int, token_ids: Sequence[int], blocks: Sequence[int]) -> Tensor:

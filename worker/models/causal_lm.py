@@ -49,17 +49,25 @@ class DecoderLayer(nn.Module):
         )
 
     def forward(
-        self, delta: Tensor | None, residual: Tensor, rotation: Rotation, attention: StepAttention
+        self,
+        delta: Tensor | None,
+        residual: Tensor,
+        rotation: Rotation,
+        attention: StepAttention,
+        wanted: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return what this layer adds to the residual, and the residual it adds to.
 
-        `delta` is what the previous layer has to add, None for the first. Both [rows, hidden].
+        `delta` is what the previous layer has to add, None for the first. Both [rows, hidden]; the
+        results are those of the `wanted` rows, [n] int64, if not of all.
         """
         if delta is None:
             normed = self.attention_norm(residual)
         else:
             normed, residual = self.attention_norm.add(delta, residual)
-        delta = self.attention(normed, rotation, attention)
+        delta = self.attention(normed, rotation, attention, wanted)
+        if wanted is not None:
+            residual = residual.index_select(0, wanted)
         normed, residual = self.feed_forward_norm.add(delta, residual)
         return self.feed_forward(normed), residual
 
@@ -107,14 +115,25 @@ class CausalLM(nn.Module):
         if self._is_tied:
             self.output.tie(self.embedding.weight)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: StepAttention) -> Tensor:
-        """Compute hidden states before the last norm. [rows], [rows] -> [rows, hidden]"""
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: StepAttention,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Compute hidden states before the last norm. [rows], [rows] -> [rows, hidden]
+
+        With `wanted`, [n] int64, only those of these rows, [n, hidden]: once the last layer has
+        attended, nobody needs the others, which in a step of long chunks are nearly all.
+        """
         rotation: Rotation = self.rotary(positions)
         residual: Tensor = self.embedding(tokens)
         delta: Tensor | None = None
-        for layer in self.layers:
+        *before, last = self.layers
+        for layer in before:
             delta, residual = layer(delta, residual, rotation, attention)
-        assert delta is not None, "a model has at least one layer"
+        delta, residual = last(delta, residual, rotation, attention, wanted)
         return residual.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -55,8 +55,14 @@ class SelfAttention(nn.Module):
             device=device,
         )
 
-    def forward(self, hidden: Tensor, rotation: Rotation, attention: StepAttention) -> Tensor:
-        """[rows, hidden] -> [rows, hidden]"""
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        attention: StepAttention,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """[rows, hidden] -> [rows, hidden], or [n, hidden] of the `wanted` rows, [n] int64."""
         projected = ProjectedHeads(
             heads=self.qkv(hidden).view(len(hidden), -1, self._head_dim),
             num_heads=self._heads.query.size,
@@ -64,7 +70,10 @@ class SelfAttention(nn.Module):
             head_norm=self.head_norm,
             rotation=rotation,
         )
-        output: Tensor = self.output(attention.attend(self._layer, projected))
+        attended = attention.attend(self._layer, projected)
+        if wanted is not None:
+            attended = attended.index_select(0, wanted)
+        output: Tensor = self.output(attended)
         return output
 
     def weights(self, prefix: str) -> Iterator[Weight]:
