@@ -9,6 +9,7 @@ Exit codes: 0 asked to stop; 1 the run failed; 2 wrong flags or unusable model f
 """
 
 import signal
+import subprocess
 import sys
 
 if __name__ == "__main__":
@@ -184,6 +185,9 @@ class LaunchConfig:
     plan: bool = dataclasses.field(
         default=False, metadata=flag("print what would be started, and stop")
     )
+    explain_kernels: bool = dataclasses.field(
+        default=False, metadata=flag("print which kernel each matrix product will run, and stop")
+    )
     log_level: str = dataclasses.field(
         default="info", metadata=flag("least level logged", "debug", "info", "warning", "error")
     )
@@ -249,6 +253,9 @@ def main(argv: Sequence[str]) -> int:
         if config.plan:
             print(describe(config))
             return EXIT_STOPPED
+        if config.explain_kernels:
+            command = [*build_commands(config, "")["worker-0"], "--explain-kernels"]
+            return subprocess.run(command, cwd=Path(__file__).parent, check=False).returncode
         is_guarded = bool(config.api_key_file) or config.allow_unauthenticated
         listener = open_listener(config.host, config.port, is_guarded=is_guarded)
         with listener, ClaimedRunDir(config.run_dir) as run_dir:

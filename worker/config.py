@@ -74,6 +74,9 @@ class WorkerConfig:
     fake_workers: bool = field(
         default=False, metadata={"help": "compute checksums instead of a model; needs no torch"}
     )
+    explain_kernels: bool = field(
+        default=False, metadata={"help": "print which kernel each product will run, and stop"}
+    )
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:

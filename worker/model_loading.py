@@ -8,7 +8,7 @@ import torch
 from worker.gguf_file import read_gguf_header
 from worker.gguf_weights import load_gguf
 from worker.layers.head_norm import HeadNorm
-from worker.layers.linear import Linear
+from worker.layers.linear import Linear, ProductChoice
 from worker.layers.norm import RMSNorm
 from worker.model_config import ModelConfig
 from worker.model_files import is_gguf
@@ -28,9 +28,11 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     dummy_seed: int | None = None,
+    products: ProductChoice | None = None,
 ) -> tuple[CausalLM, LoadReport]:
     """Build a rank's part of a model and fill it from `path`, or with dummies of `dummy_seed`.
 
+    `products` chooses its matrix products where the device has a choice.
     Raises ModelFileError naming file and tensor.
     """
     started = time.monotonic()
@@ -54,6 +56,8 @@ def load_model(
         # The views of the weights must go, or they keep what preparing gives back.
         del weights
         for module in model.modules():
-            if isinstance(module, Linear | RMSNorm | HeadNorm):
+            if isinstance(module, Linear):
+                module.prepare(products)
+            elif isinstance(module, RMSNorm | HeadNorm):
                 module.prepare()
     return model, LoadReport(num_bytes, time.monotonic() - started)

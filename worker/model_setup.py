@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from protocol.errors import ConfigError
 from protocol.messages import EngineFacts
 from protocol.run_dir import RunDir
+from protocol.user_cache import user_cache_dir
 from worker.attention.choice import AttentionChoice, build_attention, choose_attention
 from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
@@ -30,14 +32,17 @@ from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
 from worker.models.causal_lm import CausalLM
 from worker.parallel import OneRank, TensorParallel, join_ranks
-from worker.rendezvous import meet
+from worker.product_table import ProductTable, parse_table
+from worker.rendezvous import meet, share
 from worker.sampling_slots import SamplingSlots
 from worker.shard import HeadShards, divide_heads
 from worker.sharded_sampler import ShardedSampler
 from worker.slot_sampler import TorchSlotSampler
+from worker.table_files import SHIPPED, find_table, user_tables
 
 if TYPE_CHECKING:
     from worker.cuda_sampler import CudaSampler
+    from worker.tuned_products import TunedProducts
 
 CPU_MAX_NUM_SEQS = 64
 CUDA_MAX_NUM_SEQS = 256
@@ -71,7 +76,11 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     max_model_len = model_config.sequence_limit(config.max_model_len)
-    group = _join_group(config, device)
+    own_table = _own_table(device, dtype) if config.rank == 0 else None
+    store = _meet(config)
+    table = _common_table(own_table, store)
+    group = _join_group(config, store, device)
+    products = _tuned_products(table, device) if table.entries else None
     model, report = load_model(
         path,
         model_config,
@@ -80,7 +89,10 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         dtype=dtype,
         device=device,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
+        products=products,
     )
+    if products is not None:
+        products.warm()
     log.info(
         "weights loaded bytes=%d seconds=%.1f gb_s=%.2f dtype=%s threads=%d",
         *(report.num_bytes, report.seconds, report.num_bytes / report.seconds / 1e9),
@@ -192,11 +204,41 @@ def _attention(
     return choice
 
 
-def _join_group(config: WorkerConfig, device: torch.device) -> TensorParallel:
-    """Wait for the other ranks, if there are any, and connect to them. Raises ProcessError."""
+def _meet(config: WorkerConfig) -> Store | None:
+    """Wait for the other ranks, if there are any. Raises ProcessError."""
     if config.tp == 1:
+        return None
+    return meet(RunDir(config.process.run_dir).store(), rank=config.rank, size=config.tp)
+
+
+def _own_table(device: torch.device, dtype: torch.dtype) -> ProductTable:
+    """Return what is known about products on this GPU. Raises ConfigError for a damaged table."""
+    name = str(dtype).removeprefix("torch.")
+    if device.type == "cpu":
+        return ProductTable("CPU", name, {})
+    directories = (SHIPPED, user_tables(user_cache_dir(os.environ)))
+    return find_table(torch.cuda.get_device_name(device), name, directories)
+
+
+def _common_table(table: ProductTable | None, store: Store | None) -> ProductTable:
+    """Return rank 0's table on every rank: all choose the same kernels. Only rank 0 gives one."""
+    if store is None:
+        assert table is not None, "a rank alone is rank 0"
+        return table
+    return parse_table(share(store, "products", None if table is None else table.to_json()))
+
+
+def _tuned_products(table: ProductTable, device: torch.device) -> "TunedProducts":
+    # Imported here because Triton is there only where there are GPUs.
+    from worker.tuned_products import TunedProducts  # noqa: PLC0415
+
+    return TunedProducts(table, device)
+
+
+def _join_group(config: WorkerConfig, store: Store | None, device: torch.device) -> TensorParallel:
+    """Connect to the ranks that have met. Raises ProcessError."""
+    if store is None:
         return OneRank()
-    store = meet(RunDir(config.process.run_dir).store(), rank=config.rank, size=config.tp)
     return join_ranks(
         store,
         rank=config.rank,

@@ -39,6 +39,13 @@ def meet(path: Path, *, rank: int, size: int) -> Store:
     return PrefixStore(hashlib.sha256(nonces).hexdigest(), store)
 
 
+def share(store: Store, key: str, text: str | None) -> str:
+    """Return, on every rank, the text of the one rank that has one."""
+    if text is not None:
+        store.set(key, text)
+    return store.get(key).decode()
+
+
 def _gather(store: Store, size: int) -> bytes:
     """Wait for every rank's answer to this rank 0; return all nonces in rank order."""
     nonce = os.urandom(_NONCE_BYTES)

@@ -285,6 +285,16 @@ def wait_until_healthy(port):
             time.sleep(0.05)
 
 
+def test_kernels_are_explained_without_a_start(cli):
+    code, out, _ = cli("--device", "cpu", "--dtype", "bfloat16", "--explain-kernels")
+    assert code == 0
+    head = ["head", "49152", "576", "1-", "library"]
+    assert head in [line.split() for line in out.splitlines()]
+    code, out, err = cli(FAKE, "--dtype", "nonsense", "--explain-kernels")
+    assert (code, out) == (2, "")
+    assert "--dtype" in err
+
+
 def test_without_a_port_every_frontend_by_hand_takes_a_free_one(cli):
     code, out, _ = cli(FAKE, "--frontends", "2", "--port", "0", "--print-commands")
     assert code == 0

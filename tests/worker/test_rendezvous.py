@@ -10,7 +10,7 @@ import pytest
 from torch._C._distributed_c10d import FileStore, Store
 
 from tests.worker.thread_ranks import on_all
-from worker.rendezvous import meet
+from worker.rendezvous import meet, share
 
 
 def say(store: Store, rank: int) -> list[str]:
@@ -56,3 +56,11 @@ def test_says_what_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture
         "waits for rank 2",
         "waits for rank 0 and the others",
     }
+
+
+def test_rank_0s_text_goes_to_all(tmp_path: Path):
+    def run_share(rank: int) -> str:
+        store = meet(tmp_path / "store", rank=rank, size=3)
+        return share(store, "table", "of rank 0" if rank == 0 else None)
+
+    assert on_all(partial(run_share, rank) for rank in range(3)) == ["of rank 0"] * 3

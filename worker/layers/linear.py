@@ -1,11 +1,12 @@
 """y = x · weightᵀ + bias, by the fastest product there is for the device and dtype.
 
-Two products, chosen when weights are in place (`Linear.prepare`):
+Three products, chosen when weights are in place (`Linear.prepare`):
 
 - `OneDnnProduct` on CPU: the weight reordered once into the blocks that oneDNN's kernels read. On
   SmolLM2's shapes it reads 20-35 GB/s at one row where `F.linear` reads 12, and does 160-200
   GFLOP/s at 16 rows or more where `F.linear` does 50-130 (float32, two Zen 4 cores;
   docs/performance/cpu.md).
+- on a GPU that has been measured, what `worker.tuned_products` chooses by the number of rows.
 - `PlainProduct` everywhere else: `F.linear`.
 
 The oneDNN operators are those that torch's own compiler emits for frozen CPU models.
@@ -23,6 +24,14 @@ class Product(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x · weightᵀ + bias."""
+        ...
+
+
+class ProductChoice(Protocol):
+    """Chooses a product for a weight that is in place."""
+
+    def choose(self, weight: Tensor, bias: Tensor | None) -> Product | None:
+        """Return a product with the weight, [out, in]; None where there is none better."""
         ...
 
 
@@ -110,8 +119,15 @@ class Linear(nn.Module):
         self.weight = weight
         self._product = PlainProduct(weight, self.bias)
 
-    def prepare(self) -> None:
-        """Choose the product, now that the weight has its values. Called once, after loading."""
+    def prepare(self, products: ProductChoice | None = None) -> None:
+        """Choose the product, now that the weight has its values. Called once, after loading.
+
+        `products` has the first say.
+        """
+        chosen = products.choose(self.weight, self.bias) if products else None
+        if chosen is not None:
+            self._product = chosen
+            return
         # oneDNN refuses a product without outputs, which a rank without tokens has.
         if len(self.weight) and runs_on_onednn(self.weight.device, self.weight.dtype):
             self._product = OneDnnProduct(self.weight, self.bias)

@@ -19,6 +19,7 @@ NOT_OFFERED = {
     "run_dir",
     "print_commands",
     "plan",
+    "explain_kernels",
     "lifeline_fd",
     "allow_unauthenticated",  # an LLM serves this machine alone
 }
