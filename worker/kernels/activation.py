@@ -10,6 +10,9 @@ Roundings are Hugging Face's: silu in float32, rounded to the dtype, multiplied,
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from worker.kernels.overlap import launch_options
 
 _RUN = 1024
 """Results of a program: 8 a thread, 16 bytes of a 16-bit dtype."""
@@ -23,14 +26,25 @@ def silu_multiply(gate_up: Tensor) -> Tensor:
     result = gate_up.new_empty(num_rows, size)
     num_runs = triton.cdiv(size, _RUN)
     _multiply_runs[(num_rows * num_runs,)](
-        gate_up, result, num_runs, SIZE=size, RUN=_RUN, num_warps=4
+        gate_up,
+        result,
+        num_runs,
+        SIZE=size,
+        RUN=_RUN,
+        num_warps=4,
+        **launch_options(gate_up.device),
     )
     return result
 
 
 @triton.jit
-def _multiply_runs(gate_up, result, num_runs, SIZE: tl.constexpr, RUN: tl.constexpr):
+def _multiply_runs(
+    gate_up, result, num_runs, SIZE: tl.constexpr, RUN: tl.constexpr, PDL: tl.constexpr
+):
     """Compute one run of one row."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = (tl.program_id(0) // num_runs).to(tl.int64)
     columns = tl.program_id(0) % num_runs * RUN + tl.arange(0, RUN)
     held = columns < SIZE

@@ -16,8 +16,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worker.kernels.decode_tuning import DecodeTuning, choose_num_splits
+from worker.kernels.overlap import launch_options
 
 LOG2_E = 1.4426950408889634
 _MIN_GROUP_ROWS = 16
@@ -92,6 +94,7 @@ class SplitDecode:
             STAGES=tuning.stages,
             num_warps=tuning.warps,
             **sizes,
+            **launch_options(query.device),
         )
         if self.num_splits > 1 and not tuning.combines_at_once:
             _combine_splits[(num_heads, rows)](
@@ -170,8 +173,11 @@ def _attend_split(
     COMBINES: tl.constexpr,
     COMBINED: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend to one split of one row by the query heads of one KV head."""
+    if PDL:
+        gdc_launch_dependents()
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     split = tl.program_id(2)
@@ -188,6 +194,9 @@ def _attend_split(
     is_part = (members < GROUP)[:, None] & is_dim[None, :]
     head_at = kv_head * GROUP + members
     query_at = row.to(tl.int64) * query_row_stride + head_at * query_head_stride
+    if PDL:
+        # Lengths and tables are the step's, from before the chain; the query is the last kernel's.
+        gdc_wait()
     queries = tl.load(query + query_at[:, None] + dims[None, :], mask=is_part, other=0.0)
     if (first >= length) & (split > 0):
         return

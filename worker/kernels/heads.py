@@ -25,6 +25,9 @@ float32, rounded to the dtype, times the weight, rounded; times the cosine, roun
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from worker.kernels.overlap import launch_options
 
 _FEW_ROWS = 64
 _FEW_HEADS, _MANY_HEADS = 4, 8
@@ -85,6 +88,7 @@ def prepare_heads(
         RUN=run,
         NORMALIZES=query_weight is not None,
         num_warps=max(run * half_block // (32 * _NUMBERS_PER_THREAD), 1),
+        **launch_options(heads.device),
     )
 
 
@@ -107,8 +111,12 @@ def _prepare_runs(
     HALF_BLOCK: tl.constexpr,
     RUN: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Prepare a run of one row's heads."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     HALF: tl.constexpr = HEAD_DIM // 2
     NUM_ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
     NUM_ALL: tl.constexpr = NUM_ROTATED + NUM_KV_HEADS

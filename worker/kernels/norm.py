@@ -18,6 +18,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from worker.kernels.overlap import launch_options
 
 _NUMBERS_PER_THREAD = 8
 """16 bytes of a 16-bit dtype: the widest load a thread has."""
@@ -58,6 +61,7 @@ def _launch(
         BLOCK=block,
         ADDS=adds,
         num_warps=min(max(block // (32 * _NUMBERS_PER_THREAD), 1), 16),
+        **launch_options(x.device),
     )
 
 
@@ -71,13 +75,18 @@ def _norm_rows(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Normalise one row, after adding it to the residual's if ADDS."""
+    if PDL:
+        gdc_launch_dependents()
     start = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, BLOCK)
     held = columns < SIZE
     # Asked for before the row is summed: it arrives meanwhile.
     scale = tl.load(weight + columns, mask=held, other=0.0)
+    if PDL:
+        gdc_wait()
     row = tl.load(x + start + columns, mask=held, other=0.0)
     dtype = row.dtype
     row = row.to(tl.float32)
