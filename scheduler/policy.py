@@ -53,6 +53,10 @@ class Policy(Protocol):
     def budget(self) -> int:
         """Most tokens that one step computes."""
 
+    @property
+    def gather_s(self) -> float:
+        """Seconds that an idle engine waits for arrivals to fill its first step."""
+
     def shares(self, room: int) -> list[Share]:
         """Divide what the decode rows leave of the budget."""
 
@@ -62,6 +66,7 @@ class ThroughputPolicy:
     """Large chunks, in order of arrival: the most tokens a second, whoever waits."""
 
     budget: int = THROUGHPUT_BUDGET
+    gather_s: float = 0.003
 
     def shares(self, room: int) -> list[Share]:
         """Give everything to the first in the queue, then to the next."""
@@ -77,6 +82,7 @@ class LatencyPolicy:
     """
 
     budget: int = LATENCY_BUDGET
+    gather_s: float = 0.0
 
     def shares(self, room: int) -> list[Share]:
         """Give one half to the first in the queue, the other to the shortest."""

@@ -28,6 +28,7 @@ from protocol.validation import longest_sequence
 from scheduler.config import SchedulerConfig
 from scheduler.deltas import refusal
 from scheduler.frontends import Event, Frontends, Left
+from scheduler.gathering import Gathering
 from scheduler.policy import (
     LATENCY_BUDGET,
     THROUGHPUT_BUDGET,
@@ -65,7 +66,9 @@ def _serve(
     router = Router(context, names.scheduler_address(), recorder=taps)
     ranks = Ranks(context, names, config.tp, config.step_timeout_s, epoch=epoch, recorder=taps)
     facts = _meet_ranks(ranks, lifeline)
-    scheduler = _build_scheduler(config, facts)
+    policy = _policy(config)
+    scheduler = _build_scheduler(config, facts, policy)
+    gathering = Gathering(budget=policy.budget, patience_s=policy.gather_s)
     frontends = Frontends(router, msgspec.structs.replace(hello, facts=facts))
     ranks.greet(hello)
     inbox = Inbox(lifeline, router, *ranks.dealers)
@@ -78,7 +81,7 @@ def _serve(
     log.info("serves epoch=%d", epoch)
 
     while True:
-        inbox.wait(_patience(scheduler, ranks, clock))
+        inbox.wait(_patience(scheduler, ranks, gathering, clock))
         now = time.monotonic()
         running = clock.read(now)
         for source, event in frontends.receive():
@@ -86,9 +89,12 @@ def _serve(
         outputs = scheduler.expire(now)
         for result in ranks.receive(running):
             outputs += scheduler.commit(result)
-        # Plans before outputs: a rank may be waiting for one.
-        while (plan := scheduler.schedule()) is not None:
-            ranks.send(plan, running)
+        is_idle = scheduler.num_running == 0 and scheduler.num_unanswered == 0
+        tokens = scheduler.waiting_tokens
+        if not gathering.waits(now, is_idle=is_idle, waiting_tokens=tokens):
+            # Plans before outputs: a rank may be waiting for one.
+            while (plan := scheduler.schedule()) is not None:
+                ranks.send(plan, running)
         for source, deltas in outputs:
             frontends.send(source, deltas)
         frontends.ping(now, scheduler.waiting_requests, scheduler.waiting_tokens)
@@ -121,18 +127,19 @@ def _meet_ranks(ranks: Ranks, lifeline: Lifeline) -> EngineFacts:
     return ranks.facts()
 
 
-def _build_scheduler(config: SchedulerConfig, facts: EngineFacts) -> Scheduler:
+def _policy(config: SchedulerConfig) -> Policy:
+    if config.policy == "throughput":
+        return ThroughputPolicy(config.max_num_batched_tokens or THROUGHPUT_BUDGET)
+    return LatencyPolicy(config.max_num_batched_tokens or LATENCY_BUDGET)
+
+
+def _build_scheduler(config: SchedulerConfig, facts: EngineFacts, policy: Policy) -> Scheduler:
     if longest_sequence(facts) < SHORTEST_SEQUENCE:
         raise ConfigError(
             f"--num-blocks {facts.num_blocks} of --block-size {facts.block_size} at "
             f"--max-model-len {facts.max_model_len} hold {longest_sequence(facts)} token; a "
             f"sequence has at least {SHORTEST_SEQUENCE}, one of prompt and one of output."
         )
-    policy: Policy
-    if config.policy == "throughput":
-        policy = ThroughputPolicy(config.max_num_batched_tokens or THROUGHPUT_BUDGET)
-    else:
-        policy = LatencyPolicy(config.max_num_batched_tokens or LATENCY_BUDGET)
     log.info(
         "group blocks=%d block_size=%d slots=%d max_model_len=%d budget=%d",
         *(facts.num_blocks, facts.block_size, facts.slots, facts.max_model_len, policy.budget),
@@ -147,10 +154,16 @@ def _build_scheduler(config: SchedulerConfig, facts: EngineFacts) -> Scheduler:
     )
 
 
-def _patience(scheduler: Scheduler, ranks: Ranks, clock: RunningClock) -> float:
+def _patience(
+    scheduler: Scheduler, ranks: Ranks, gathering: Gathering, clock: RunningClock
+) -> float:
     """Return how long nothing needs to be done, unless a message comes."""
     now = time.monotonic()
-    moments = [(scheduler.next_deadline(), now), (ranks.deadline(), clock.read(now))]
+    moments = [
+        (scheduler.next_deadline(), now),
+        (gathering.deadline, now),
+        (ranks.deadline(), clock.read(now)),
+    ]
     waits = [moment - since for moment, since in moments if moment is not None]
     return min([HEARTBEAT_INTERVAL_S, *waits])
 

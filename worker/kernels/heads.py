@@ -3,7 +3,7 @@
 Queries and keys are normalised (if the model does that) and rotated in place; keys and values are
 also written to the cache. Bytes per row, of h query and k key-value heads of d numbers of b bytes:
 
-    read       (h + 2k) · d · b    and the row's cosines and sines, 2 · d · b
+    read       (h + 2k) · d · b    and the row's cosines and sines, d · b
     written    (h +  k) · d · b    in place
                2k · d · b          to the cache
 
@@ -129,46 +129,50 @@ def _prepare_runs(
     at = heads + row * (NUM_ALL * HEAD_DIM) + head * HEAD_DIM + column
     first = tl.load(at, mask=held, other=0.0)
     second = tl.load(at + HALF, mask=held, other=0.0)
-    # Every head loads the angles and weights for itself, by the threads that hold its numbers. They
-    # come from the first-level cache; handing them over would take shared memory and a barrier.
-    columns = tl.broadcast_to(column, (RUN, HALF_BLOCK))
-    angle = row * HEAD_DIM + columns
-    cos1 = tl.load(cos + angle, mask=held, other=0.0).to(tl.float32)
-    cos2 = tl.load(cos + angle + HALF, mask=held, other=0.0).to(tl.float32)
-    sin1 = tl.load(sin + angle, mask=held, other=0.0).to(tl.float32)
-    sin2 = tl.load(sin + angle + HALF, mask=held, other=0.0).to(tl.float32)
     # What is cached is known before it is computed, so that its position arrives meanwhile.
     is_cached = row < num_cached
     position = tl.load(cache_positions + row, mask=is_cached, other=0).to(tl.int64)
+    cached = position * (NUM_KV_HEADS * HEAD_DIM) + column
 
-    dtype = first.dtype
-    a, b = first.to(tl.float32), second.to(tl.float32)
-    if NORMALIZES:
-        weight = tl.where(head < NUM_HEADS, query_weight, key_weight) + columns
-        wa = tl.load(weight, mask=held, other=0.0).to(tl.float32)
-        wb = tl.load(weight + HALF, mask=held, other=0.0).to(tl.float32)
-        mean = tl.sum(a * a + b * b, axis=1, keep_dims=True) / HEAD_DIM
-        inverse = tl.rsqrt(mean + eps)
-        a = _rounded(_rounded(a * inverse, dtype) * wa, dtype)
-        b = _rounded(_rounded(b * inverse, dtype) * wb, dtype)
-    turned_a = (_rounded(a * cos1, dtype) + b * sin1).to(dtype)
-    turned_b = (_rounded(b * cos2, dtype) + a * sin2).to(dtype)
-
-    is_rotated = held & (head < NUM_ROTATED)
-    tl.store(at, turned_a, mask=is_rotated)
-    tl.store(at + HALF, turned_b, mask=is_rotated)
-    key = keys + position * (NUM_KV_HEADS * HEAD_DIM) + (head - NUM_HEADS) * HEAD_DIM + column
-    is_key = is_rotated & (head >= NUM_HEADS) & is_cached
-    tl.store(key, _finite(turned_a), mask=is_key)
-    tl.store(key + HALF, _finite(turned_b), mask=is_key)
-    value = values + position * (NUM_KV_HEADS * HEAD_DIM) + (head - NUM_ROTATED) * HEAD_DIM + column
-    is_value = held & (head >= NUM_ROTATED)
-    finite_a, finite_b = _finite(first), _finite(second)
-    tl.store(value, finite_a, mask=is_value & is_cached)
-    tl.store(value + HALF, finite_b, mask=is_value & is_cached)
-    # In place too, where it differs: NaN differs from everything.
-    tl.store(at, finite_a, mask=is_value & (finite_a != first))
-    tl.store(at + HALF, finite_b, mask=is_value & (finite_b != second))
+    # Most runs have heads of one kind, and do nothing for the others.
+    start = tl.program_id(0) % num_runs * RUN
+    if start < NUM_ROTATED:
+        # Every head loads the angles and weights for itself, by the threads that hold its numbers.
+        # They come from the first-level cache; handing them over would take shared memory and a
+        # barrier. Both halves turn by the same angle.
+        columns = tl.broadcast_to(column, (RUN, HALF_BLOCK))
+        angle = row * HEAD_DIM + columns
+        cosine = tl.load(cos + angle, mask=held, other=0.0).to(tl.float32)
+        sine = tl.load(sin + angle + HALF, mask=held, other=0.0).to(tl.float32)
+        dtype = first.dtype
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        if NORMALIZES:
+            weight = tl.where(head < NUM_HEADS, query_weight, key_weight) + columns
+            wa = tl.load(weight, mask=held, other=0.0).to(tl.float32)
+            wb = tl.load(weight + HALF, mask=held, other=0.0).to(tl.float32)
+            mean = tl.sum(a * a + b * b, axis=1, keep_dims=True) / HEAD_DIM
+            inverse = tl.rsqrt(mean + eps)
+            a = _rounded(_rounded(a * inverse, dtype) * wa, dtype)
+            b = _rounded(_rounded(b * inverse, dtype) * wb, dtype)
+        turned_a = (_rounded(a * cosine, dtype) - b * sine).to(dtype)
+        turned_b = (_rounded(b * cosine, dtype) + a * sine).to(dtype)
+        is_rotated = held & (head < NUM_ROTATED)
+        tl.store(at, turned_a, mask=is_rotated)
+        tl.store(at + HALF, turned_b, mask=is_rotated)
+        if start + RUN > NUM_HEADS:
+            key = keys + cached + (head - NUM_HEADS) * HEAD_DIM
+            is_key = is_rotated & (head >= NUM_HEADS) & is_cached
+            tl.store(key, _finite(turned_a), mask=is_key)
+            tl.store(key + HALF, _finite(turned_b), mask=is_key)
+    if start + RUN > NUM_ROTATED:
+        value = values + cached + (head - NUM_ROTATED) * HEAD_DIM
+        is_value = held & (head >= NUM_ROTATED)
+        finite_a, finite_b = _finite(first), _finite(second)
+        tl.store(value, finite_a, mask=is_value & is_cached)
+        tl.store(value + HALF, finite_b, mask=is_value & is_cached)
+        # In place too, where it differs: NaN differs from everything.
+        tl.store(at, finite_a, mask=is_value & (finite_a != first))
+        tl.store(at + HALF, finite_b, mask=is_value & (finite_b != second))
 
 
 @triton.jit
