@@ -23,7 +23,6 @@ if __name__ == "__main__":
         signal.signal(number, end_quietly)
 
 import contextlib
-import ctypes
 import dataclasses
 import faulthandler
 import json
@@ -51,7 +50,9 @@ from protocol.run_dir import ClaimedRunDir, RunDir
 from protocol.standard_streams import open_standard_streams
 from scheduler.config import SchedulerConfig
 from worker.config import WorkerConfig
+from worker.cuda_driver import gpu_memory
 from worker.find_model import find_model
+from worker.memory_plan import DEFAULT_NUM_SEQS, memory_table
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 
@@ -285,7 +286,7 @@ def resolve(config: LaunchConfig) -> LaunchConfig:
         served_model_name=config.served_model_name or name,
         device=device,
         max_num_batched_tokens=token_budget(config),
-        max_num_seqs=config.max_num_seqs or (256 if device == "cuda" else 64),
+        max_num_seqs=config.max_num_seqs or DEFAULT_NUM_SEQS[device],
     )
 
 
@@ -305,7 +306,7 @@ def resolve_device(config: LaunchConfig) -> str:
         return "cpu" if config.device == "auto" else config.device  # the worker's flags refuse cuda
     if config.device == "cpu":
         return "cpu"
-    gpus = count_gpus()
+    gpus = len(gpu_memory())
     if config.device == "auto" and gpus == 0:
         return "cpu"
     if gpus == 0:
@@ -313,18 +314,6 @@ def resolve_device(config: LaunchConfig) -> str:
     if config.tp > gpus:
         raise ConfigError(f"--tp {config.tp} needs as many GPUs, and there are {gpus}.")
     return "cuda"
-
-
-def count_gpus() -> int:
-    """Return how many GPUs the driver shows, without loading torch."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
 
 
 def check_model(config: LaunchConfig, model: ModelConfig) -> None:
@@ -427,10 +416,23 @@ def print_commands(config: LaunchConfig) -> None:
 
 
 def describe(config: LaunchConfig) -> str:
-    """Return what would be started, as JSON."""
+    """Return what would be started, and on GPUs what each one's memory would go to, as JSON."""
     facts = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
     model = read_model_config(Path(config.model))
-    return json.dumps({"run": facts, "model": dataclasses.asdict(model)}, indent=2, default=str)
+    described: dict[str, object] = {"run": facts, "model": dataclasses.asdict(model)}
+    if config.device == "cuda" and not config.fake_workers:
+        described["memory"] = memory_table(
+            model,
+            tp=config.tp,
+            dtype=config.dtype,
+            block_size=config.block_size,
+            utilization=config.gpu_memory_utilization,
+            max_num_batched_tokens=token_budget(config),
+            max_num_seqs=config.max_num_seqs,
+            has_graphs=not config.enforce_eager,
+            total=min(gpu_memory()),
+        )
+    return json.dumps(described, indent=2, default=str)
 
 
 def child_environment() -> dict[str, str]:

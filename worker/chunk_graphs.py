@@ -22,15 +22,12 @@ from torch import Tensor
 from worker.attention.base import GraphableBackend
 from worker.chunk_inputs import ChunkInputs, no_rows
 from worker.decode_graphs import Draw, Replay
+from worker.graph_sizes import CHUNK_TOKENS, chunk_sequences
 from worker.graph_store import GraphStore
 from worker.models.causal_lm import CausalLM
 from worker.step_rows import StepRows
 from worker.upload import Int64Array
 
-TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
-"""Token counts that graphs are captured for; longer steps run eagerly."""
-SEQUENCES = (8, 64)
-"""Sequence counts, and as many as there may be."""
 CAPTURED_AT = 3
 
 log = logging.getLogger(__name__)
@@ -62,7 +59,7 @@ class ChunkGraphs:
         self._inputs = inputs
         self._draw = draw
         self._store = store
-        self._sequences = (*(count for count in SEQUENCES if count < max_sequences), max_sequences)
+        self._sequences = chunk_sequences(max_sequences)
         self._seen: Counter[ChunkGraph] = Counter()
         self._hidden: Tensor | None = None
 
@@ -73,10 +70,10 @@ class ChunkGraphs:
         """
         num_tokens = len(rows.decode_slots) + sum(len(chunk.token_ids) for chunk in rows.chunks)
         num_sequences = len(rows.decode_slots) + len(rows.chunks)
-        if num_tokens > TOKENS[-1] or num_sequences > self._sequences[-1]:
+        if num_tokens > CHUNK_TOKENS[-1] or num_sequences > self._sequences[-1]:
             return None
         graph = ChunkGraph(
-            TOKENS[bisect.bisect_left(TOKENS, num_tokens)],
+            CHUNK_TOKENS[bisect.bisect_left(CHUNK_TOKENS, num_tokens)],
             self._sequences[bisect.bisect_left(self._sequences, num_sequences)],
             has_filters,
         )

@@ -32,12 +32,6 @@ from worker.step_rows import Int32Array
 log = logging.getLogger(__name__)
 
 
-def graph_buckets(max_rows: int) -> tuple[int, ...]:
-    """Return the row counts to capture: dense where a step is short, up to `max_rows`."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows, 32)]
-    return (*(size for size in sizes if size < max_rows), max_rows)
-
-
 class Draw(Protocol):
     """Draws tokens in a way that can be captured (`worker.cuda_sampler.CudaSampler.draw`)."""
 

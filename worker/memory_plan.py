@@ -10,10 +10,15 @@ a rank that has loaded its weights and run a worst step puts what it measured in
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError
+from worker.graph_sizes import max_num_graphs
 from worker.model_config import ModelConfig
 from worker.shard import divide_heads, divide_vocabulary
 
 _MIB = 1 << 20
+DEFAULT_NUM_SEQS = {"cuda": 256, "cpu": 64}
+"""Of `--max-num-seqs`, by device."""
+DEFAULT_BLOCK_SIZE = 64
+"""On a GPU, but for flash-attn alone."""
 GRAPH_BYTES = 12 * _MIB
 """What the driver keeps of one captured step of a few hundred kernels."""
 GRAPH_POOL_BYTES = 256 * _MIB
@@ -134,6 +139,37 @@ def estimate_memory(
         graphs=graph_reserve(num_graphs, max_num_seqs, model.vocab_size, item_bytes),
         block_bytes=2 * model.num_layers * key_value * block_size * item_bytes,
     )
+
+
+def memory_table(
+    model: ModelConfig,
+    *,
+    tp: int,
+    dtype: str,
+    block_size: int | None,
+    utilization: float,
+    max_num_batched_tokens: int,
+    max_num_seqs: int | None,
+    has_graphs: bool,
+    total: int,
+) -> list[str]:
+    """Return what a GPU of `total` bytes would hold, a line for each part.
+
+    The rest are the flags of these names, None where one is not given.
+    """
+    num_seqs = max_num_seqs or DEFAULT_NUM_SEQS["cuda"]
+    plan = estimate_memory(
+        model,
+        tp=tp,
+        item_bytes=4 if (model.dtype if dtype == "auto" else dtype) == "float32" else 2,
+        block_size=block_size or DEFAULT_BLOCK_SIZE,
+        total=total,
+        utilization=utilization,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=num_seqs,
+        num_graphs=max_num_graphs(num_seqs) if has_graphs else 0,
+    )
+    return plan.table().splitlines()
 
 
 def _gib(num_bytes: int) -> str:

@@ -25,11 +25,12 @@ from protocol.errors import ErrorCode, ProcessError
 from protocol.messages import EngineFacts, LogprobColumns, SamplingParams, StepPlan
 from worker.attention.base import AttentionBackend, GraphableBackend
 from worker.batch import BatchBuilder
-from worker.chunk_graphs import TOKENS, ChunkGraphs
+from worker.chunk_graphs import ChunkGraphs
 from worker.chunk_inputs import ChunkInputs
-from worker.decode_graphs import DecodeGraphs, Draw, Replay, graph_buckets
+from worker.decode_graphs import DecodeGraphs, Draw, Replay
 from worker.decode_inputs import DecodeInputs
 from worker.failed_slots import FailedSlots
+from worker.graph_sizes import CHUNK_TOKENS, decode_buckets
 from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache
 from worker.models.causal_lm import CausalLM
@@ -120,12 +121,12 @@ class ModelRunner:
             DecodeInputs(tables, max_rows=slots),
             draw,
             store,
-            buckets=graph_buckets(slots),
+            buckets=decode_buckets(slots),
         )
         chunks = ChunkGraphs(
             self._model,
             attention,
-            ChunkInputs(tables, max_tokens=TOKENS[-1], max_sequences=slots),
+            ChunkInputs(tables, max_tokens=CHUNK_TOKENS[-1], max_sequences=slots),
             draw,
             store,
             max_sequences=slots,

@@ -16,7 +16,7 @@ from worker.attention.choice import AttentionChoice, build_attention, choose_att
 from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
 from worker.cuda_memory import measure_worst_step
-from worker.decode_graphs import graph_buckets
+from worker.graph_sizes import max_num_graphs
 from worker.kv_cache import (
     KVCache,
     KVCacheShape,
@@ -25,7 +25,7 @@ from worker.kv_cache import (
     require_cpu_memory,
 )
 from worker.layers.linear import fewest_rows
-from worker.memory_plan import MemoryPlan, graph_reserve
+from worker.memory_plan import DEFAULT_NUM_SEQS, MemoryPlan, graph_reserve
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from worker.cuda_sampler import CudaSampler
     from worker.tuned_products import TunedProducts
 
-CPU_MAX_NUM_SEQS = 64
-CUDA_MAX_NUM_SEQS = 256
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 log = logging.getLogger(__name__)
@@ -249,8 +247,7 @@ def _join_group(config: WorkerConfig, store: Store | None, device: torch.device)
 
 
 def _slots(config: WorkerConfig, device: torch.device) -> int:
-    default = CUDA_MAX_NUM_SEQS if device.type == "cuda" else CPU_MAX_NUM_SEQS
-    return config.max_num_seqs or default
+    return config.max_num_seqs or DEFAULT_NUM_SEQS[device.type]
 
 
 def _num_blocks(
@@ -288,7 +285,7 @@ def _num_blocks(
         workspace=measured.workspace,
         other=measured.other,
         graphs=graph_reserve(
-            len(graph_buckets(slots)) if has_graphs else 0,
+            max_num_graphs(slots) if has_graphs else 0,
             slots,
             model_config.vocab_size,
             dtype.itemsize,

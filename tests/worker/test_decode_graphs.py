@@ -13,7 +13,6 @@ from tests.worker.tiny_models import CPU, save_llama
 from worker.attention.paged import PagedAttention, write_by_torch
 from worker.batch import SampledRows
 from worker.chunk_graphs import ChunkGraph
-from worker.decode_graphs import graph_buckets
 from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 from worker.model_files import read_model_config
@@ -23,23 +22,6 @@ from worker.parallel import OneRank
 from worker.sampling_slots import SamplingSlots
 from worker.sharded_sampler import ShardedSampler
 from worker.slot_sampler import TorchSlotSampler
-
-
-def test_buckets():
-    assert graph_buckets(1) == (1,)
-    assert graph_buckets(5) == (1, 2, 4, 5)
-    assert graph_buckets(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
-    assert graph_buckets(256)[-4:] == (208, 224, 240, 256)
-    assert graph_buckets(300)[-3:] == (256, 288, 300)
-
-
-@pytest.mark.parametrize("max_rows", [1, 7, 64, 100, 256, 513])
-def test_every_decode_step_has_a_bucket(max_rows: int):
-    buckets = graph_buckets(max_rows)
-    assert list(buckets) == sorted(set(buckets))
-    for rows in range(1, max_rows + 1):
-        bucket = min(bucket for bucket in buckets if bucket >= rows)
-        assert bucket <= max(rows + 31, 4)
 
 
 class EagerStore(GraphStore):
