@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
+ADDS_FROM_ROWS = 512
+
 
 class Product(Protocol):
     """Multiplies rows by one weight: [rows, in] -> [rows, out]."""
@@ -112,6 +114,17 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x · weightᵀ + bias."""
         return self._product(x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> bool:
+        """Add the product to a residual, [rows, out], if that is one operation; say whether it is.
+
+        It is on a GPU for many rows: cuBLAS adds while it writes, and the sum is rounded once. Few
+        rows have kernels of their own, and leave the addition to the norm that follows.
+        """
+        if not x.is_cuda or self.bias is not None or len(x) < ADDS_FROM_ROWS:
+            return False
+        torch.addmm(residual, x, self.weight.t(), out=residual)
+        return True
 
     def tie(self, weight: Tensor) -> None:
         """Use another module's weight, [out, in], until prepared."""

@@ -47,8 +47,13 @@ class RMSNorm(nn.Module):
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return x.div(length.hypot_(self._floor)).mul_(self._scaled).to(x.dtype)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Add x to the residual; return the sum normalised, and the sum. May reuse `residual`."""
+    def add(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Add x to the residual; return the sum normalised, and the sum. May reuse `residual`.
+
+        None: there is nothing to add.
+        """
+        if x is None:
+            return self.forward(residual), residual
         if self._kernels is not None:
             return self._kernels.add_norm(x, residual, self.weight, self._eps), residual
         residual = residual.add_(x)

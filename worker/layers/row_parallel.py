@@ -39,3 +39,12 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the whole product on every rank."""
         return self._group.all_reduce(self.product(x))
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor | None:
+        """Return what the residual, [rows, out], still lacks of the product: all, or None if none.
+
+        A rank alone may add it in the product itself (`Linear.add_to`).
+        """
+        if self._group.size == 1 and self.product.add_to(residual, x):
+            return None
+        return self.forward(x)

@@ -55,21 +55,20 @@ class DecoderLayer(nn.Module):
         rotation: Rotation,
         attention: StepAttention,
         wanted: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return what this layer adds to the residual, and the residual it adds to.
+    ) -> tuple[Tensor | None, Tensor]:
+        """Return what is still to be added to the residual, None if nothing is, and the residual.
 
-        `delta` is what the previous layer has to add, None for the first. Both [rows, hidden]; the
-        results are those of the `wanted` rows, [n] int64, if not of all.
+        `delta` is the same of the layer before. Both [rows, hidden]; the results are those of the
+        `wanted` rows, [n] int64, if not of all.
         """
-        if delta is None:
-            normed = self.attention_norm(residual)
-        else:
-            normed, residual = self.attention_norm.add(delta, residual)
-        delta = self.attention(normed, rotation, attention, wanted)
+        normed, residual = self.attention_norm.add(delta, residual)
+        attended = self.attention(normed, rotation, attention)
         if wanted is not None:
+            attended = attended.index_select(0, wanted)
             residual = residual.index_select(0, wanted)
+        delta = self.attention.output.add(attended, residual)
         normed, residual = self.feed_forward_norm.add(delta, residual)
-        return self.feed_forward(normed), residual
+        return self.feed_forward(normed, residual), residual
 
     def weights(self, prefix: str) -> Iterator[Weight]:
         """Yield where each checkpoint tensor goes."""
@@ -134,7 +133,7 @@ class CausalLM(nn.Module):
         for layer in before:
             delta, residual = layer(delta, residual, rotation, attention)
         delta, residual = last(delta, residual, rotation, attention, wanted)
-        return residual.add_(delta)
+        return residual if delta is None else residual.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Score this rank's part of the vocabulary for chosen rows of `forward`'s result.

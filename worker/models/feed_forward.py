@@ -34,10 +34,9 @@ class FeedForward(nn.Module):
         )
         self._activate = gated_activation(device)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, hidden]"""
-        projected: Tensor = self.down(self._activate(self.gate_up(hidden)))
-        return projected
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor | None:
+        """Return what the residual is still to get, None if it has it. Both [rows, hidden]."""
+        return self.down.add(self._activate(self.gate_up(hidden)), residual)
 
     def weights(self, prefix: str) -> Iterator[Weight]:
         """Yield where each checkpoint tensor goes."""

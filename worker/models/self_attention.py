@@ -16,7 +16,7 @@ from worker.weights import Weight, head_norm_weights, row_parallel_weights, stac
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values from one product; attention; the output's product.
+    """Queries, keys and values from one product, and attention; `output` is what follows.
 
     `head_norm`, where a model has one, is applied to queries and keys before they are rotated.
     """
@@ -60,9 +60,8 @@ class SelfAttention(nn.Module):
         hidden: Tensor,
         rotation: Rotation,
         attention: StepAttention,
-        wanted: Tensor | None = None,
     ) -> Tensor:
-        """[rows, hidden] -> [rows, hidden], or [n, hidden] of the `wanted` rows, [n] int64."""
+        """Attend. [rows, hidden] -> [rows, heads · head_dim], the input of `output`"""
         projected = ProjectedHeads(
             heads=self.qkv(hidden).view(len(hidden), -1, self._head_dim),
             num_heads=self._heads.query.size,
@@ -70,11 +69,7 @@ class SelfAttention(nn.Module):
             head_norm=self.head_norm,
             rotation=rotation,
         )
-        attended = attention.attend(self._layer, projected)
-        if wanted is not None:
-            attended = attended.index_select(0, wanted)
-        output: Tensor = self.output(attended)
-        return output
+        return attention.attend(self._layer, projected)
 
     def weights(self, prefix: str) -> Iterator[Weight]:
         """Yield where each checkpoint tensor goes."""
