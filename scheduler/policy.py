@@ -55,7 +55,7 @@ class Policy(Protocol):
 
     @property
     def gather_s(self) -> float:
-        """Seconds that an idle engine waits for arrivals to fill its first step."""
+        """Seconds that arrivals wait for company, where nothing else runs; 0: they do not."""
 
     def shares(self, room: int) -> list[Share]:
         """Divide what the decode rows leave of the budget."""

@@ -89,12 +89,9 @@ def _serve(
         outputs = scheduler.expire(now)
         for result in ranks.receive(running):
             outputs += scheduler.commit(result)
-        is_idle = scheduler.num_running == 0 and scheduler.num_unanswered == 0
-        tokens = scheduler.waiting_tokens
-        if not gathering.waits(now, is_idle=is_idle, waiting_tokens=tokens):
-            # Plans before outputs: a rank may be waiting for one.
-            while (plan := scheduler.schedule()) is not None:
-                ranks.send(plan, running)
+        # Plans before outputs: a rank may be waiting for one.
+        while not _gathers(gathering, scheduler, now) and (plan := scheduler.schedule()):
+            ranks.send(plan, running)
         for source, deltas in outputs:
             frontends.send(source, deltas)
         frontends.ping(now, scheduler.waiting_requests, scheduler.waiting_tokens)
@@ -154,6 +151,15 @@ def _build_scheduler(config: SchedulerConfig, facts: EngineFacts, policy: Policy
     )
 
 
+def _gathers(gathering: Gathering, scheduler: Scheduler, now: float) -> bool:
+    return gathering.waits(
+        now,
+        waiting_tokens=scheduler.waiting_tokens,
+        has_rows=scheduler.has_rows,
+        is_computing=scheduler.num_unanswered > 0,
+    )
+
+
 def _patience(
     scheduler: Scheduler, ranks: Ranks, gathering: Gathering, clock: RunningClock
 ) -> float:
@@ -161,7 +167,7 @@ def _patience(
     now = time.monotonic()
     moments = [
         (scheduler.next_deadline(), now),
-        (gathering.deadline, now),
+        (None if scheduler.num_unanswered else gathering.deadline, now),
         (ranks.deadline(), clock.read(now)),
     ]
     waits = [moment - since for moment, since in moments if moment is not None]

@@ -53,6 +53,11 @@ class Running:
         """Sequences that get a decode row in the next plan."""
         return len(self._decoding)
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether any sequence has a position to plan."""
+        return self.num_decoding > 0 or any(each.num_pending for each in self.prefilling)
+
     def decode_rows(self) -> Rows:
         """Return the decode rows; the same object as long as the list is the same."""
         if self._rows is None:

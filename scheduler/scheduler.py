@@ -216,6 +216,11 @@ class Scheduler:
     # ------------------------------------------------------------------------------
     # Steps
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether running sequences have anything to compute that is not planned yet."""
+        return self._running.has_rows
+
     def schedule(self) -> StepPlan | None:
         """Return the next plan, or None: nothing to compute, or too many plans unanswered."""
         if len(self._unanswered) >= self._max_in_flight:
