@@ -233,7 +233,8 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
             cache.data.copy_(contents)
             last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
             # Replayed either way: it is what fills the inputs.
-            replay = graphs.replay(bucket, used, positions, has_filters=has_filters)
+            with torch.inference_mode():
+                replay = graphs.replay(bucket, used, positions, has_filters=has_filters)
             if not replays:
                 cache.data.copy_(contents)
                 last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)

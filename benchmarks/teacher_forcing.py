@@ -40,7 +40,8 @@ class Comparison(NamedTuple):
     differing: int
     """Tokens that are not the reference's."""
     worst_gap: float
-    """How much less likely the reference finds a differing token than its own, at most: logits."""
+    """Where a token differs, how much likelier the reference finds its first choice than its second,
+    at most: logits."""
 
 
 def compare(runner: StepRunner, references: Sequence[Reference], *, max_chunk: int) -> Comparison:
@@ -139,7 +140,7 @@ class _Comparer:
             self._known[index] += 1
             if token != reference.tokens[position]:
                 scores = reference.logits[position]
-                gap = float(scores[reference.tokens[position]] - scores[token])
+                gap = top_two_gap(scores)
                 self._worst_gap = max(self._worst_gap, gap)
                 self._differing += 1
                 strayed.add(index)
@@ -162,8 +163,14 @@ def compare_model(model: PreTrainedModel, references: Sequence[Reference]) -> Co
             positions += 1
             if chosen != token:
                 differing += 1
-                worst = max(worst, float(scores[token] - scores[chosen]))
+                worst = max(worst, top_two_gap(scores))
     return Comparison(positions, differing, worst)
+
+
+def top_two_gap(scores: Tensor) -> float:
+    """Return how much likelier the reference finds its first choice than its second: logits."""
+    first, second = scores.topk(2).values.tolist()
+    return float(first - second)
 
 
 def make_references(

@@ -96,7 +96,8 @@ def test_draws_follow_the_softmax(device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("has_filters", [False, True])
 @pytest.mark.parametrize("vocab_size", [151_936, 49_152, 1003])
-def test_same_tokens_as_torchs_sampler_on_a_gpu(vocab_size):
-    outcome = check_draw(torch.device("cuda"), vocab_size)
+def test_same_tokens_as_torchs_sampler_on_a_gpu(vocab_size, has_filters):
+    outcome = check_draw(torch.device("cuda"), vocab_size, has_filters=has_filters)
     assert outcome.is_right, outcome.detail
