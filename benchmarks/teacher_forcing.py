@@ -40,8 +40,10 @@ class Comparison(NamedTuple):
     differing: int
     """Tokens that are not the reference's."""
     worst_gap: float
-    """Where a token differs, how much likelier the reference finds its first choice than its second,
-    at most: logits."""
+    """Where a token differs, how much likelier the reference finds its first choice than its
+    second, at most: logits."""
+    worst_choice: float
+    """And how much likelier than the differing token."""
 
 
 def compare(runner: StepRunner, references: Sequence[Reference], *, max_chunk: int) -> Comparison:
@@ -65,6 +67,7 @@ class _Comparer:
         self._generation = 0
         self._differing = 0
         self._worst_gap = 0.0
+        self._worst_choice = 0.0
 
     def run(self) -> Comparison:
         total = sum(len(reference.tokens) for reference in self._references)
@@ -78,7 +81,7 @@ class _Comparer:
             chunks = [(i, len(self._tokens(i)) - 1, 1, 1) for i in back]
             tokens = self._step(leaves=back, joins=joins, decode=decode, chunks=chunks)
             strayed = self._check([*decode, *back], tokens)
-        return Comparison(total, self._differing, self._worst_gap)
+        return Comparison(total, self._differing, self._worst_gap, self._worst_choice)
 
     def _prefill(self) -> set[int]:
         """Compute every prompt, one sequence's chunk a step and all others' decode rows beside."""
@@ -140,8 +143,9 @@ class _Comparer:
             self._known[index] += 1
             if token != reference.tokens[position]:
                 scores = reference.logits[position]
-                gap = top_two_gap(scores)
-                self._worst_gap = max(self._worst_gap, gap)
+                behind = float(scores[reference.tokens[position]] - scores[token])
+                self._worst_gap = max(self._worst_gap, top_two_gap(scores))
+                self._worst_choice = max(self._worst_choice, behind)
                 self._differing += 1
                 strayed.add(index)
         return strayed
@@ -152,7 +156,7 @@ def compare_model(model: PreTrainedModel, references: Sequence[Reference]) -> Co
 
     In the runner's dtype it says how far rounding alone leads.
     """
-    differing, worst, positions = 0, 0.0, 0
+    differing, positions, worst_gap, worst_choice = 0, 0, 0.0, 0.0
     for reference in references:
         ids = torch.tensor([reference.prompt + reference.tokens[:-1]], device=model.device)
         with torch.inference_mode():
@@ -163,8 +167,9 @@ def compare_model(model: PreTrainedModel, references: Sequence[Reference]) -> Co
             positions += 1
             if chosen != token:
                 differing += 1
-                worst = max(worst, top_two_gap(scores))
-    return Comparison(positions, differing, worst)
+                worst_gap = max(worst_gap, top_two_gap(scores))
+                worst_choice = max(worst_choice, float(scores[token] - scores[chosen]))
+    return Comparison(positions, differing, worst_gap, worst_choice)
 
 
 def top_two_gap(scores: Tensor) -> float:
