@@ -6,8 +6,8 @@
   twice as far off as attention written out plainly in its dtype
 - draw: the sampling kernel against torch's sampler
 - tokens: the whole runner in bfloat16 against transformers in float32 over 50 prompts of 64 tokens,
-  with CUDA graphs and without; a token may differ only where the reference's first choice is at most
-  0.25 above its second (logits). Beside it how far transformers gets in bfloat16
+  with CUDA graphs and without; a token may differ only where the reference's first choice is at
+  most 0.25 above its second (logits). Beside it how far transformers gets in bfloat16
 - graphs: a replayed decode step against the same step run eagerly, bit for bit
 
 Without --model the tokens are a random Llama's, of SmolLM2-135M's sizes.

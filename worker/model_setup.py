@@ -179,6 +179,8 @@ def _device(config: WorkerConfig) -> torch.device:
         )
     device = torch.device("cuda", config.rank)
     torch.cuda.set_device(device)
+    # Where Triton, which is not imported yet, keeps what it has compiled.
+    os.environ.setdefault("TRITON_CACHE_DIR", str(user_cache_dir(os.environ) / "triton"))
     return device
 
 
