@@ -85,12 +85,12 @@ class ChunkGraphs:
 
         Results are those of all its sequences, whether they sample or not.
         """
-        if graph not in self._store:
+        if self._store.wants(graph):
             self._capture(graph)
         ring = self._store.take_ring()
         self._inputs.fill(graph.num_tokens, graph.num_sequences, ring, rows, cache_positions)
-        self._store.replay(graph)
-        assert self._hidden is not None, "graphs are captured before they are replayed"
+        self._store.run(graph, partial(self.run_eagerly, graph))
+        assert self._hidden is not None, "a step has been run"
         reported = self._store.results(ring, len(rows.decode_slots) + len(rows.chunks))
         return Replay(reported, self._hidden[: graph.num_sequences])
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocol.errors import ConfigError
 from worker.attention.base import DecodeRows, GraphableBackend
 from worker.decode_inputs import DecodeInputs
 from worker.graph_store import GraphStore
@@ -86,10 +87,18 @@ class DecodeGraphs:
         self._hidden: Tensor | None = None
 
     def capture(self) -> None:
-        """Capture every bucket, largest first so that the others fit into its memory."""
+        """Capture every bucket, largest first so that the others fit into its memory.
+
+        Raises ConfigError if there is no memory for them.
+        """
         started = time.monotonic()
         for bucket in reversed(self._buckets):
             self._capture(DecodeGraph(bucket, has_filters=False))
+        if self._store.is_full:
+            raise ConfigError(
+                "There is no memory left for CUDA graphs: lower --gpu-memory-utilization or "
+                "--max-num-seqs, or give --enforce-eager."
+            )
         log.info(
             "graphs captured count=%d largest=%d seconds=%.1f",
             *(len(self._buckets), self._buckets[-1], time.monotonic() - started),
@@ -109,12 +118,12 @@ class DecodeGraphs:
         `positions` are those of the tokens fed, whose blocks the slots' tables hold.
         """
         graph = DecodeGraph(bucket, has_filters)
-        if graph not in self._store:
+        if self._store.wants(graph):
             self._capture(graph)
         ring = self._store.take_ring()
         self._inputs.fill(bucket, ring, slots, positions)
-        self._store.replay(graph)
-        assert self._hidden is not None, "graphs are captured before they are replayed"
+        self._store.run(graph, partial(self.run_eagerly, graph))
+        assert self._hidden is not None, "a step has been run"
         return Replay(self._store.results(ring, len(slots)), self._hidden[:bucket])
 
     def run_eagerly(self, graph: DecodeGraph) -> None:

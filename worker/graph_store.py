@@ -4,6 +4,8 @@ Two steps may be under way, and results leave on a stream of their own while the
 a step leaves them where neither of the next two writes.
 """
 
+import contextlib
+import logging
 from collections.abc import Callable, Hashable
 
 import torch
@@ -13,22 +15,30 @@ RING = 4
 """Results kept: more than the steps that may be under way."""
 
 
+log = logging.getLogger(__name__)
+
+
 class GraphStore:
-    """CUDA graphs by name. They share their memory, so only one runs at a time."""
+    """CUDA graphs by name. They share their memory, so only one runs at a time.
+
+    Once there is no memory for a graph, no further one is captured: what has none runs eagerly.
+    """
 
     def __init__(self, *, max_rows: int, device: torch.device) -> None:
         """`max_rows` is the most tokens that a step samples."""
         self._results = torch.zeros(RING, max_rows, dtype=torch.int32, device=device)
         self._next = 0
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._is_full = False
 
-    def __contains__(self, name: Hashable) -> bool:
-        """Return whether a graph has been captured."""
-        return name in self._graphs
+    @property
+    def is_full(self) -> bool:
+        """Whether there was no memory for a graph."""
+        return self._is_full
 
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._graphs)
+    def wants(self, name: Hashable) -> bool:
+        """Return whether a graph is still to be captured."""
+        return name not in self._graphs and not self._is_full
 
     @property
     def free_ring(self) -> int:
@@ -50,7 +60,25 @@ class GraphStore:
         return self._results[ring, :num_rows]
 
     def capture(self, name: Hashable, step: Callable[[], None]) -> None:
-        """Run a step once, then capture it. It must only touch what padding may touch."""
+        """Run a step once, then capture it. It must only touch what padding may touch.
+
+        There may be no memory for it: then the step stays without a graph.
+        """
+        try:
+            self._graphs[name] = self._captured(step)
+        except torch.OutOfMemoryError:
+            self._is_full = True
+            log.warning("no memory for further graphs count=%d", len(self._graphs))
+
+    def run(self, name: Hashable, step: Callable[[], None]) -> None:
+        """Replay a step's graph; run the step itself if there is none. Nothing is waited for."""
+        graph = self._graphs.get(name)
+        if graph is None:
+            step()
+        else:
+            graph.replay()
+
+    def _captured(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
@@ -58,15 +86,16 @@ class GraphStore:
             step()  # libraries set themselves up; that cannot be captured
             # Not torch.cuda.graph: it collects garbage, a fifth of a second for each graph.
             graph.capture_begin(pool=self._pool(), capture_error_mode="thread_local")
-            step()
+            try:
+                step()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # what went wrong is known already
+                    graph.capture_end()
+                raise
             graph.capture_end()
         # What was sent for it may then be sent anew.
         stream.synchronize()
-        self._graphs[name] = graph
-
-    def replay(self, name: Hashable) -> None:
-        """Run a captured step. Nothing is waited for."""
-        self._graphs[name].replay()
+        return graph
 
     def _pool(self) -> "torch.cuda._POOL_HANDLE | None":
         return next(iter(self._graphs.values())).pool() if self._graphs else None

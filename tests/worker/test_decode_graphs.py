@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.teacher_forcing import compare, make_references
+from protocol.errors import ConfigError
 from protocol.messages import EngineFacts, SamplingParams
 from tests.worker.plain_kernels import PlainKernels
 from tests.worker.plan_builder import execute, make_join, make_plan
@@ -24,15 +25,17 @@ from worker.sharded_sampler import ShardedSampler
 from worker.slot_sampler import TorchSlotSampler
 
 
-class EagerStore(GraphStore):
+class EagerGraph:
     """Runs what a graph would replay."""
 
-    def capture(self, name, step) -> None:
-        step()
-        self._graphs[name] = step
+    def __init__(self, step) -> None:
+        self.replay = step
 
-    def replay(self, name) -> None:
-        self._graphs[name]()
+
+class EagerStore(GraphStore):
+    def _captured(self, step) -> EagerGraph:
+        step()
+        return EagerGraph(step)
 
 
 class TorchDraw:
@@ -176,3 +179,12 @@ def test_steps_with_chunks(tiny, kind: str):
     store = replayed._graphs.chunks._store
     captured = [name for name in store._graphs if isinstance(name, ChunkGraph)]
     assert {(graph.num_tokens, graph.num_sequences) for graph in captured} == {(32, 5)}
+
+
+def test_no_memory_for_graphs_at_the_start_is_told(tiny, monkeypatch: pytest.MonkeyPatch):
+    def none_left(self, step):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(EagerStore, "_captured", none_left)
+    with pytest.raises(ConfigError, match="^There is no memory left for CUDA graphs: lower "):
+        make_runner(tiny[0], with_graphs=True)
