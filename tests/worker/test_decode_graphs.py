@@ -186,5 +186,5 @@ def test_no_memory_for_graphs_at_the_start_is_told(tiny, monkeypatch: pytest.Mon
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(EagerStore, "_captured", none_left)
-    with pytest.raises(ConfigError, match="^There is no memory left for CUDA graphs: lower "):
+    with pytest.raises(ConfigError, match=r"^There is no memory left for CUDA graphs: lower "):
         make_runner(tiny[0], with_graphs=True)
