@@ -38,7 +38,7 @@ from pathlib import Path
 
 from frontend.config import FrontendConfig
 from frontend.http.listener import listener_url, open_listener
-from protocol.child import Child, read_available
+from protocol.child import Child, is_pipe, read_available
 from protocol.errors import ConfigError, EngineError, ModelFileError, ProcessError
 from protocol.flags import parse_flags, to_flags
 from protocol.heartbeats import HEARTBEAT_LIMIT_S, LONGEST_WAIT_S, HeartbeatWatch
@@ -214,8 +214,8 @@ class LaunchConfig:
                 raise ConfigError(f"{name} is {value}; it must be at least {least}.")
         if self.max_in_flight not in (1, 2):
             raise ConfigError(f"--max-in-flight is {self.max_in_flight}; it must be 1 or 2.")
-        if self.lifeline_fd >= 0 and not is_open(self.lifeline_fd):
-            raise ConfigError(f"--lifeline-fd is {self.lifeline_fd}, which is no open file.")
+        if self.lifeline_fd >= 0 and not is_pipe(self.lifeline_fd):
+            raise ConfigError(f"--lifeline-fd is {self.lifeline_fd}, which is no open pipe.")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be 0 to 65535.")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -223,15 +223,6 @@ class LaunchConfig:
                 f"--gpu-memory-utilization is {self.gpu_memory_utilization}; "
                 "it must be above 0 and at most 1."
             )
-
-
-def is_open(descriptor: int) -> bool:
-    """Return whether this process has inherited a file descriptor."""
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 def main(argv: Sequence[str]) -> int:
@@ -512,8 +503,7 @@ class Supervisor:
             now = time.monotonic()
             left = math.inf if deadline is None else deadline - now
             self._read_pipes(max(0.0, min(left, LONGEST_WAIT_S)))
-            ended = [child for child in self._children if child.process.poll() is not None]
-            if self._signals == 0 and ended:
+            if ended := [child for child in self._children if self._has_failed(child)]:
                 # One that reports a failure may only have lost one that was killed.
                 return self._explain(min(ended, key=lambda child: child.failure is not None))
             if stuck := self._heartbeats.find_stuck(self._watched(), time.monotonic()):
@@ -587,7 +577,13 @@ class Supervisor:
 
     def _watched(self) -> list[Child]:
         """Return the children whose loops never pause; a rank is held to its time step by step."""
-        return [child for child in self._children if not child.name.startswith("worker")]
+        alive = [child for child in self._children if child.process.poll() is None]
+        return [child for child in alive if not child.name.startswith("worker")]
+
+    def _has_failed(self, child: Child) -> bool:
+        """Whether a child has ended otherwise than asked to, as a signal to all of us asks it."""
+        asked = (0, -signal.SIGTERM, -signal.SIGINT) if self._signals else ()
+        return child.process.poll() not in (None, *asked)
 
     def _explain_stuck(self, child: Child) -> int:
         """Say which child is stuck, and where if it still can tell."""

@@ -13,7 +13,7 @@ import zmq.asyncio
 
 from protocol.channels import AsyncDealer
 from protocol.connection import Codec, Connection
-from protocol.errors import ProtocolError
+from protocol.errors import ProcessError, ProtocolError
 from protocol.messages import (
     Abort,
     AbortAck,
@@ -76,11 +76,15 @@ class SchedulerLink:
         self._channel = AsyncDealer(context, address, bind=False, recorder=recorder)
         self._codec: Codec[SchedulerToFrontend] = Codec(SchedulerToFrontend)
         self._connection = self._connect()
+        self._refused: ProcessError | None = None
 
     def send(self, message: AddSequence | Abort) -> None:
         """Send, if the scheduler has said Hello. Raises ProcessError if it takes no messages."""
         if self._connection.peer is not None:
+            self._refused = None
             self._connection.send(message)
+            if self._refused is not None:
+                raise self._refused
 
     def ping(self) -> None:
         """Let the scheduler notice a lost last message."""
@@ -128,7 +132,14 @@ class SchedulerLink:
         self._channel.close()
 
     def _connect(self) -> Connection[SchedulerToFrontend]:
-        return Connection(self._channel.send, self._codec)
+        return Connection(self._send_frame, self._codec)
+
+    def _send_frame(self, frame: bytes) -> None:
+        try:
+            self._channel.send(frame)
+        except ProcessError as error:
+            # A scheduler that is paused takes nothing. What gets lost is asked for later.
+            self._refused = error
 
 
 def _facts(hello: Hello) -> EngineFacts:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -140,3 +141,12 @@ def read_available(descriptor: int) -> bytes:
         return os.read(descriptor, 1 << 16)
     except BlockingIOError:
         return b""
+
+
+def is_pipe(descriptor: int) -> bool:
+    """Return whether this process has inherited a pipe or socket of this number."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except (OSError, OverflowError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

@@ -138,6 +138,8 @@ class Frontends:
 
     def _send_frame(self, source: bytes, frame: bytes) -> None:
         if not self._router.send(source, frame):
+            # If it was being told to say Hello it has not heard: it is told again when it speaks.
+            self._told.discard(source)
             self._leave(source, "is gone or does not read")
 
     def _leave(self, source: bytes, how: str) -> None:

@@ -9,7 +9,7 @@ from frontend.scheduler_link import SchedulerLink
 from protocol.channels import AsyncRouter
 from protocol.columns import pack_int32
 from protocol.connection import Codec, Connection, Outgoing
-from protocol.errors import ProtocolError
+from protocol.errors import ProcessError, ProtocolError
 from protocol.messages import (
     Abort,
     AbortAck,
@@ -19,6 +19,7 @@ from protocol.messages import (
     FrontendToScheduler,
     Hello,
     Ping,
+    Resend,
     Reset,
     Role,
     SamplingParams,
@@ -172,3 +173,27 @@ def test_a_peer_that_is_no_scheduler_of_ours_ends_the_frontend(tmp_path, fields,
             await running
 
     with_link(tmp_path, use)
+
+
+def test_a_scheduler_that_takes_nothing_fails_requests_and_nothing_else(tmp_path, monkeypatch):
+    async def use(link, scheduler, listener, running):
+        await scheduler.meet()
+        await until(lambda: listener.heard)
+
+        def takes_nothing(frame):
+            raise ProcessError("The process takes no messages.")
+
+        with monkeypatch.context() as paused:
+            paused.setattr(link._channel, "send", takes_nothing)
+            link.ping()
+            scheduler.connection.send(Resend(from_seq=1))
+            with pytest.raises(ProcessError, match="takes no messages"):
+                link.send(SEQUENCE)
+            await asyncio.sleep(0.05)
+        assert not running.done()
+        # What was lost is asked for once the scheduler sees a later message.
+        link.ping()
+        return [await scheduler.receive() for _ in range(2)]
+
+    messages = with_link(tmp_path, use)
+    assert [(type(message), message.seq) for message in messages] == [(Ping, 1), (AddSequence, 1)]

@@ -95,6 +95,29 @@ def test_an_open_stream_is_told_why_when_a_rank_dies(launch):
     assert events[-1] == "[DONE]"
 
 
+@pytest.mark.parametrize("victim", ["scheduler", "worker-0", "frontend-0"])
+def test_a_death_while_it_drains_is_told_too(launch, victim):
+    engine = launch(FAKE, "--drain-timeout", "30", "--max-model-len", "8192")
+    events, thread = start_stream(engine, max_tokens=8000)
+    while not events and thread.is_alive():
+        time.sleep(0.01)
+    engine.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    os.kill(engine.pids[victim], signal.SIGKILL)
+    code, log = engine.wait(5)
+    thread.join(5)
+    assert code == 1
+    assert f"the run ends because {victim} (pid {engine.pids[victim]}) was killed by SIGKILL" in log
+    assert engine.survivors() == []
+
+
+@pytest.mark.parametrize("number", ["3", "99999999999999999999"])
+def test_a_lifeline_that_is_no_pipe_is_refused(cli, number):
+    code, _, err = cli(FAKE, "--port", "0", "--lifeline-fd", number)
+    assert code == 2
+    assert err == f"launch.py: --lifeline-fd is {number}, which is no open pipe.\n"
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_killing_the_launcher_leaves_no_process_after_two_seconds(launch, busy):
     engine = launch(FAKE)

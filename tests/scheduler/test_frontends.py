@@ -204,3 +204,18 @@ def test_a_ping_follows_news_so_that_a_lost_last_message_is_noticed():
     assert kinds(peer.heard()) == [Ping]
     frontends.receive()
     assert kinds(peer.heard()) == [AbortAck]
+
+
+def test_one_that_could_not_be_told_to_say_hello_is_told_again():
+    router, frontends = engine()
+    peer = connected(router, frontends)
+    router.gone.add(b"f")
+    frontends.send(b"f", ACK)
+    peer.connection.send(Ping())
+    # It reads nothing: neither that it has left nor that it should say Hello.
+    assert [event for _, event in frontends.receive()] == [Left("is gone or does not read")]
+    router.gone.clear()
+    assert peer.heard() == []
+    peer.connection.send(Ping())
+    assert frontends.receive() == []
+    assert kinds(peer.heard()) == [Hello, Reset]
