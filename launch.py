@@ -186,7 +186,7 @@ class LaunchConfig:
         default=False, metadata=flag("print a command per process, for a terminal each, and stop")
     )
     plan: bool = dataclasses.field(
-        default=False, metadata=flag("print what would be started, and stop")
+        default=False, metadata=flag("print flags, model config and GPU memory plan, and stop")
     )
     explain_kernels: bool = dataclasses.field(
         default=False, metadata=flag("print which kernel each matrix product will run, and stop")
@@ -419,7 +419,7 @@ def print_commands(config: LaunchConfig) -> None:
 
 
 def describe(config: LaunchConfig) -> str:
-    """Return what would be started, and on GPUs what each one's memory would go to, as JSON."""
+    """Return the flags, the model's config and what each GPU's memory would go to, as JSON."""
     facts = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
     model = read_model_config(Path(config.model))
     described: dict[str, object] = {"run": facts, "model": dataclasses.asdict(model)}
