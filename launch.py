@@ -36,7 +36,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from frontend.client_address import client_address
 from frontend.config import FrontendConfig
+from frontend.http.keys import read_keys
 from frontend.http.listener import listener_url, open_listener
 from protocol.child import Child, is_pipe, read_available
 from protocol.errors import ConfigError, EngineError, ModelFileError, ProcessError
@@ -102,7 +104,7 @@ class LaunchConfig:
     listen: str = dataclasses.field(
         default="",
         metadata=flag(
-            "tcp://HOST:PORT for ZeroMQ clients, frontend i at PORT + i; "
+            "tcp://HOST:PORT on loopback for ZeroMQ clients, frontend i at PORT + i; "
             "default: ipc in the run directory"
         ),
     )
@@ -148,7 +150,7 @@ class LaunchConfig:
         default=True, metadata=flag("do not reuse the KV blocks of equal prefixes")
     )
     threads: int | None = dataclasses.field(
-        default=None, metadata=flag("threads a rank computes with; default: cores / tp")
+        default=None, metadata=flag("threads a rank computes with; default: cores / tp, at least 1")
     )
     served_model_name: str = dataclasses.field(
         default="", metadata=flag("name clients use; default: the model's")
@@ -184,7 +186,7 @@ class LaunchConfig:
         default=False, metadata=flag("print a command per process, for a terminal each, and stop")
     )
     plan: bool = dataclasses.field(
-        default=False, metadata=flag("print what would be started, and stop")
+        default=False, metadata=flag("print flags, model config and GPU memory plan, and stop")
     )
     explain_kernels: bool = dataclasses.field(
         default=False, metadata=flag("print which kernel each matrix product will run, and stop")
@@ -386,15 +388,16 @@ def _build_commands(
         drain_timeout_s=config.drain_timeout_s,
         seed=config.seed,
     )
+    if config.api_key_file:
+        read_keys(Path(config.api_key_file))
     commands = {"scheduler": ["scheduler", *to_flags(scheduler)]}
     for rank in range(config.tp):
-        name = f"worker-{rank}"
-        commands[name] = ["worker", *to_flags(dataclasses.replace(worker, rank=rank))]
+        commands[f"worker-{rank}"] = ["worker", *to_flags(dataclasses.replace(worker, rank=rank))]
     for index in range(config.frontends):
-        name = f"frontend-{index}"
+        client_address(config.listen, "", index)  # refused here, before anything starts
         port = config.port + index if config.port and http_fd is None else config.port
         one = dataclasses.replace(frontend, index=index, port=port)
-        commands[name] = ["frontend", *to_flags(one)]
+        commands[f"frontend-{index}"] = ["frontend", *to_flags(one)]
     return {name: [sys.executable, "-m", *command] for name, command in commands.items()}
 
 
@@ -407,7 +410,7 @@ def print_commands(config: LaunchConfig) -> None:
 
 
 def describe(config: LaunchConfig) -> str:
-    """Return what would be started, and on GPUs what each one's memory would go to, as JSON."""
+    """Return the flags, the model's config and what each GPU's memory would go to, as JSON."""
     facts = {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
     model = read_model_config(Path(config.model))
     described: dict[str, object] = {"run": facts, "model": dataclasses.asdict(model)}

@@ -1,9 +1,10 @@
 """Stream many answers at once: python -m examples.async_client ADDRESS_OR_RUN_DIR"""
 
 import asyncio
+import signal
 import sys
 
-from frontend import AsyncClient, SamplingParams
+from frontend import AsyncClient, EngineError, SamplingParams
 
 QUESTIONS = ["Why is the sky blue?", "Why is grass green?", "Why is snow white?"]
 
@@ -32,4 +33,10 @@ async def main(address: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m examples.async_client ADDRESS_OR_RUN_DIR")
-    asyncio.run(main(sys.argv[1]))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end in silence behind `| head`
+    try:
+        asyncio.run(main(sys.argv[1]))
+    except EngineError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -3,9 +3,10 @@
 The address is in the engine's ready line: client=ipc://…
 """
 
+import signal
 import sys
 
-from frontend import Client, RequestError, SamplingParams
+from frontend import Client, EngineError, RequestError, SamplingParams
 
 
 def main(address: str) -> None:
@@ -27,10 +28,16 @@ def main(address: str) -> None:
         try:
             client.generate("Hello", SamplingParams(temperature=9))
         except RequestError as error:
-            print(error.code.name, error.param, error.message)
+            print(error.code, error.param, error.message)
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m examples.client ADDRESS_OR_RUN_DIR")
-    main(sys.argv[1])
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end in silence behind `| head`
+    try:
+        main(sys.argv[1])
+    except EngineError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -8,6 +8,7 @@ Uses the standard library alone, so that it also shows what goes over the wire: 
 
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -101,4 +102,9 @@ def post_events(url: str, path: str, body: dict[str, object]) -> Iterator[dict[s
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # behind `| head`; the usual exit would write once more
+        os._exit(128 + signal.SIGPIPE)

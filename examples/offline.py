@@ -1,8 +1,9 @@
 """Generate with an engine of one's own: python -m examples.offline [MODEL]"""
 
+import signal
 import sys
 
-from frontend import LLM, SamplingParams
+from frontend import LLM, EngineError, SamplingParams
 
 PROMPTS = [
     "The capital of France is",
@@ -24,4 +25,10 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end in silence behind `| head`
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "")
+    except EngineError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

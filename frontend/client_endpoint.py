@@ -21,7 +21,7 @@ from frontend.client_session import ClientSession
 from frontend.engine_client import EngineClient
 from protocol.channels import AsyncRouter
 from protocol.connection import Codec, Connection, Outgoing
-from protocol.errors import ConfigError, ProtocolError
+from protocol.errors import ProtocolError
 from protocol.messages import (
     Abort,
     ClientToFrontend,
@@ -157,24 +157,3 @@ class ClientEndpoint:
         if session is not None:
             log.info("left client=%s because it %s", client.hex(), how)
             session.close()
-
-
-def client_address(listen: str, default: str, index: int) -> str:
-    """Return where frontend `index` listens for clients: `default`, or the flag's port plus index.
-
-    Raises ConfigError for an address that is not tcp on loopback.
-    """
-    if not listen:
-        return default
-    scheme, _, rest = listen.partition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdecimal():
-        raise ConfigError(f"--listen is {listen}; it must be tcp://HOST:PORT.")
-    if host != "localhost" and not host.startswith("127."):
-        raise ConfigError(
-            f"--listen is {listen}: clients are not authenticated, so only loopback is possible, "
-            "for example tcp://127.0.0.1:5555."
-        )
-    if int(port) + index > 65535:
-        raise ConfigError(f"--listen is {listen}, which leaves no port for frontend {index}.")
-    return f"tcp://{host}:{int(port) + index if int(port) else 0}"

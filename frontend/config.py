@@ -23,7 +23,9 @@ class FrontendConfig:
     )
     listen: str = field(
         default="",
-        metadata={"help": "tcp://HOST:PORT for ZeroMQ clients; frontend i takes PORT + i"},
+        metadata={
+            "help": "tcp://HOST:PORT on loopback for ZeroMQ clients; frontend i takes PORT + i"
+        },
     )
     api_key_file: str = field(
         default="", metadata={"help": "private file with one key a line; requests need one then"}
@@ -61,6 +63,8 @@ class FrontendConfig:
         _require_range("--max-live-sequences", self.max_live_sequences, 1, 2**20)
         _require_range("--tokenize-timeout", self.tokenize_timeout_s, 0.01, 3600)
         _require_range("--render-timeout", self.render_timeout_s, 0.01, 3600)
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"--seed is {self.seed}; it must fit 64 bits: -2^63 to 2^63 - 1")
         _require_name(self.served_model_name)
         if self.listen and self.api_key_file:
             raise ValueError(

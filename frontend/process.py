@@ -18,7 +18,8 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from frontend.client_endpoint import ClientEndpoint, client_address
+from frontend.client_address import client_address
+from frontend.client_endpoint import ClientEndpoint
 from frontend.config import FrontendConfig
 from frontend.engine_client import EngineClient
 from frontend.http.api import build_app
@@ -33,7 +34,7 @@ from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary, WordlessVocabulary, load_vocabulary
 from protocol.channels import AsyncRouter
-from protocol.errors import LauncherGoneError, ModelFileError
+from protocol.errors import ConfigError, LauncherGoneError, ModelFileError
 from protocol.flags import describe_config
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
 from protocol.recording import Recorder, recorder
@@ -74,7 +75,7 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline, max_connections: in
             SeedSource(config.seed, config.index),
             max_live_sequences=config.max_live_sequences,
         )
-        router = AsyncRouter(context, clients, recorder=taps)
+        router = _client_router(config, context, clients, taps)
         endpoint = ClientEndpoint(router, engine, config.served_model_name, epoch=epoch)
         app = build_app(engine, config.served_model_name, keys)
         server = HttpServer(app, listener, max_connections=max_connections)
@@ -96,6 +97,17 @@ async def _serve(config: FrontendConfig, lifeline: Lifeline, max_connections: in
         finally:
             endpoint.close()
             link.close()
+
+
+def _client_router(
+    config: FrontendConfig, context: zmq.asyncio.Context, address: str, taps: Recorder | None
+) -> AsyncRouter:
+    try:
+        return AsyncRouter(context, address, recorder=taps)
+    except ConfigError as error:
+        if not config.listen:
+            raise
+        raise ConfigError(f"{str(error).rstrip('.')}: give --listen another port.") from error
 
 
 def _text_client(

@@ -40,7 +40,12 @@ def _attach(socket: zmq.Socket[bytes], address: str, *, bind: bool) -> None:
     except zmq.ZMQError as error:
         socket.close(linger=0)
         verb = "listen on" if bind else "connect to"
-        raise ConfigError(f"Cannot {verb} {address}: {error.strerror or error}.") from error
+        raise ConfigError(f"Cannot {verb} {address}: {_reason(error)}.") from error
+
+
+def _reason(error: zmq.ZMQError) -> str:
+    """Return what the code says; the error's own text may name the address once more."""
+    return str(error) if error.errno is None else zmq.strerror(error.errno)
 
 
 class Channel(Protocol):

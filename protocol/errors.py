@@ -13,10 +13,10 @@ Exceptions stay inside a process. Between processes a failure is a fact in a mes
 `ErrorCode`.
 """
 
-import enum
+from protocol.codes import Code
 
 
-class ErrorCode(enum.IntEnum):
+class ErrorCode(Code):
     """Why a sequence or a request failed. Shares its numbers with `FinishReason` in one column."""
 
     INVALID_REQUEST = 100

@@ -22,6 +22,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from protocol.codes import Code
 from protocol.errors import ErrorCode
 
 PROTOCOL_VERSION = 1
@@ -47,7 +48,7 @@ ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
 LongText: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_BYTES)]
 
 
-class FinishReason(enum.IntEnum):
+class FinishReason(Code):
     """How a sequence ended without an error. Zero in a column of reasons: still running."""
 
     STOP = 1

@@ -70,7 +70,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         head_dim=model_config.head_dim,
         block_size=choice.block_size(config.block_size),
     )
-    threads = config.threads or max(1, len(os.sched_getaffinity(0)) // config.tp)
+    threads = num_threads(config, device)
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
     max_model_len = model_config.sequence_limit(config.max_model_len)
@@ -163,6 +163,21 @@ def _allocate(
             f"The KV cache of {num_blocks} blocks needs {gib:.1f} GiB, which the GPU does not have "
             "free: lower --num-blocks, or leave it out."
         ) from error
+
+
+def num_threads(config: WorkerConfig, device: torch.device) -> int:
+    """Return how many threads a rank computes with: the flag's, or its share of the cores.
+
+    Warns, once for all ranks, where on CPU there is less than a core for each.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if device.type == "cpu" and config.rank == 0 and config.tp > cores:
+        log.warning(
+            "tp=%d exceeds cores=%d: ranks that wait for each other share a core, which is many "
+            "times slower than --tp 1",
+            *(config.tp, cores),
+        )
+    return config.threads or max(1, cores // config.tp)
 
 
 def _device(config: WorkerConfig) -> torch.device:

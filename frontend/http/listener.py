@@ -4,6 +4,7 @@ The launcher opens it before anything loads, and its frontends inherit it; a fro
 started by hand opens one itself.
 """
 
+import errno
 import ipaddress
 import socket
 
@@ -39,17 +40,26 @@ def open_listener(
                 "address such as 127.0.0.1."
             )
         listener.listen(BACKLOG)
-    except (OSError, UnicodeError) as error:
+    except (OSError, UnicodeError, TypeError) as error:  # the latter two of a name's encoding
         listener.close()
-        reason = error.strerror if isinstance(error, OSError) else "it is no host name"
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be used: {reason}; "
-            "choose another port, or 0 for any free one."
-        ) from error
+        raise ConfigError(_refusal(host, port, error)) from error
     except ConfigError:
         listener.close()
         raise
     return listener
+
+
+def _refusal(host: str, port: int, error: OSError | UnicodeError | TypeError) -> str:
+    """Return a sentence that blames the host or the port, whichever it is."""
+    if not isinstance(error, OSError) or isinstance(error, socket.gaierror):
+        reason = error.strerror if isinstance(error, OSError) else "it is no host name"
+        return f"--host {host} cannot be resolved: {reason}; give an address of this machine."
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host {host} is not an address of this machine: give one that is."
+    return (
+        f"--host {host} --port {port} cannot be used: {error.strerror}; choose another port, or 0 "
+        "for any free one."
+    )
 
 
 def listener_url(listener: socket.socket) -> str:

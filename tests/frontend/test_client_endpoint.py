@@ -8,13 +8,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from frontend.client_endpoint import ClientEndpoint, client_address
+from frontend.client_endpoint import ClientEndpoint
 from frontend.engine_client import EngineClient
 from frontend.seeds import SeedSource
 from protocol.channels import AsyncRouter
 from protocol.columns import pack_int32, unpack_float32, unpack_int32
 from protocol.connection import Codec, Connection
-from protocol.errors import ConfigError, ErrorCode
+from protocol.errors import ErrorCode
 from protocol.messages import (
     Abort,
     AbortAck,
@@ -547,33 +547,3 @@ def test_the_end_of_all_reaches_clients(bench):
     refused, ended = bench(use)
     assert (refused.request_id, refused.error.code) == (2, ErrorCode.NOT_READY)
     assert (ended.request_id, ended.error.code) == (1, ErrorCode.NOT_READY)
-
-
-@pytest.mark.parametrize(
-    ("listen", "index", "address"),
-    [
-        ("", 3, "ipc:///r/clients-3"),
-        ("tcp://127.0.0.1:5555", 2, "tcp://127.0.0.1:5557"),
-        ("tcp://localhost:5555", 0, "tcp://localhost:5555"),
-        ("tcp://127.0.0.1:0", 2, "tcp://127.0.0.1:0"),
-    ],
-)
-def test_where_a_frontend_listens_for_clients(listen, index, address):
-    assert client_address(listen, "ipc:///r/clients-3", index) == address
-
-
-@pytest.mark.parametrize(
-    ("listen", "sentence"),
-    [
-        ("tcp://0.0.0.0:5555", "only loopback is possible"),
-        ("tcp://10.0.0.1:5555", "only loopback is possible"),
-        ("tcp://*:5555", "only loopback is possible"),
-        ("127.0.0.1:5555", "must be tcp://HOST:PORT"),
-        ("tcp://127.0.0.1", "must be tcp://HOST:PORT"),
-        ("ipc:///tmp/x", "must be tcp://HOST:PORT"),
-        ("tcp://127.0.0.1:65535", "leaves no port for frontend 1"),
-    ],
-)
-def test_where_it_does_not(listen, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        client_address(listen, "ipc:///r/clients-1", 1)

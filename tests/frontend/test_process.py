@@ -249,20 +249,35 @@ def test_it_sleeps_when_there_is_nothing_to_do(frontend):
         (["--served-model-name", ""], "--served-model-name is '', of 0 characters; give 1 to 256"),
         (["--served-model-name", b"\xff"], r"--served-model-name is '\udcff', of 1 characters"),
         (["--listen", "tcp://127.0.0.1:0", "--api-key-file", "x"], "exclude each other"),
+        (["--seed", str(-(2**63) - 1)], "--seed is -9223372036854775809; it must fit 64 bits"),
     ],
     ids=lambda value: repr(value)[:30],
 )
 def test_flags_are_checked(flags, sentence):
-    done = subprocess.run(
-        [sys.executable, "-m", "frontend", "--run-dir", "x", "--model", "y", *flags],
+    done = run_to_its_end("--run-dir", "x", *flags)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+
+
+def test_a_port_for_clients_that_is_taken_is_refused(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        done = run_to_its_end("--run-dir", str(tmp_path), "--port", "0", "--listen", listen)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(
+        f"Cannot listen on {listen}: Address already in use: give --listen another port."
+    )
+
+
+def run_to_its_end(*flags):
+    return subprocess.run(
+        [sys.executable, "-m", "frontend", "--model", "y", *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
-    assert done.returncode == 2
-    assert sentence in done.stderr
 
 
 @pytest.mark.parametrize("name", ["x" * 256, "東" * 256, "Hub/name 1"])

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 90
 STOP_TIMEOUT_S = 5.0
+
+
+def two_free_ports():
+    """Return a port that is free and whose next one is too."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as one, contextlib.suppress(OSError):
+            port = one.getsockname()[1]
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
 
 
 class Engine:

@@ -26,6 +26,7 @@ from frontend import (
 )
 from frontend.seeds import sample_seed
 from protocol.errors import ConfigError
+from tests.integration.conftest import two_free_ports
 from worker.checksum import checksum_token
 
 ROOT = Path(__file__).parents[2]
@@ -197,10 +198,10 @@ def test_more_than_the_frontend_accepts_waits_for_its_turn(fake_engine):
 
 
 def test_a_run_directory_and_tcp_on_loopback_are_addresses(launch):
-    engine = launch("--fake-workers", "--frontends", "2", "--listen", "tcp://127.0.0.1:0")
-    addresses = set(json.loads((engine.run_dir / "run.json").read_text())["clients"])
-    assert len(addresses) == 2
-    assert all(address.startswith("tcp://127.0.0.1:") for address in addresses)
+    port = two_free_ports()
+    engine = launch("--fake-workers", "--frontends", "2", "--listen", f"tcp://127.0.0.1:{port}")
+    addresses = {f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"}
+    assert set(json.loads((engine.run_dir / "run.json").read_text())["clients"]) == addresses
     seen = set()
     for _ in range(40):
         with Client(engine.run_dir) as client:

@@ -1,6 +1,5 @@
 """How a run starts, ends, and what it leaves behind: nothing."""
 
-import contextlib
 import json
 import os
 import shlex
@@ -16,7 +15,7 @@ import psutil
 import pytest
 
 from frontend import Client, SamplingParams
-from tests.integration.conftest import ROOT
+from tests.integration.conftest import ROOT, two_free_ports
 
 FAKE = "--fake-workers"
 PROMPT = {"prompt": [1, 2, 3], "temperature": 0, "ignore_eos": True}
@@ -287,15 +286,6 @@ def test_processes_start_by_hand_in_any_order(cli, tmp_path_factory):
         for process in started:
             process.kill()
             process.wait()
-
-
-def two_free_ports():
-    """Return a port that is free and whose next one is too."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as one, contextlib.suppress(OSError):
-            port = one.getsockname()[1]
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
 
 
 def wait_until_healthy(port):

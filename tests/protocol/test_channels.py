@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 
 import pytest
 import zmq
@@ -98,6 +99,13 @@ def test_messages_of_several_frames_are_not_ours(sockets, address):
 def test_an_address_in_use_or_without_directory_is_a_sentence(sockets, address):
     with pytest.raises(ConfigError, match=r"Cannot listen on ipc://nowhere/socket: "):
         sockets.dealer("ipc://nowhere/socket", bind=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError) as caught:
+            sockets.dealer(f"tcp://127.0.0.1:{port}", bind=True)
+    assert str(caught.value) == (
+        f"Cannot listen on tcp://127.0.0.1:{port}: Address already in use."
+    )
 
 
 def test_waiting_ends_with_the_launcher():

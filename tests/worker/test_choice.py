@@ -63,6 +63,7 @@ def test_auto_says_why_not():
         "fa3 needs a Hopper GPU (H100, H200): use flash-attn or auto; flash-attn is not installed; "
         "triton is not installed"
     )
+    assert choose(capability=None).reason == "no GPU is used"
 
 
 @pytest.mark.parametrize("name", ["fa3", "flash-attn", "triton", "torch"])

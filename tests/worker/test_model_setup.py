@@ -9,7 +9,7 @@ from protocol.lifecycle import ProcessConfig
 from tests.worker.plan_builder import execute, make_join, make_plan
 from tests.worker.tiny_models import save_llama
 from worker.config import WorkerConfig
-from worker.model_setup import build_model_runner
+from worker.model_setup import build_model_runner, num_threads
 
 PROCESS = ProcessConfig(run_dir="unused")
 
@@ -56,3 +56,23 @@ def test_flags_that_do_not_fit(tmp_path: Path, flags: dict[str, Any], word: str)
     save_llama(tmp_path)
     with pytest.raises(ConfigError, match=word):
         build_model_runner(WorkerConfig(process=PROCESS, model=str(tmp_path), **flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "threads", "warnings"),
+    [
+        ({"tp": 1}, "cpu", 4, 0),
+        ({"tp": 3}, "cpu", 1, 0),
+        ({"tp": 5}, "cpu", 1, 1),
+        ({"tp": 5, "threads": 2}, "cpu", 2, 1),
+        ({"tp": 5, "rank": 1}, "cpu", 1, 0),
+        ({"tp": 5}, "cuda", 1, 0),
+    ],
+)
+def test_each_rank_has_its_share_of_the_cores_or_a_warning(
+    flags: dict[str, int], device: str, threads: int, warnings: int, monkeypatch, caplog
+):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    config = WorkerConfig(process=PROCESS, model="m", **flags)
+    assert num_threads(config, torch.device(device)) == threads
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings

@@ -121,6 +121,8 @@ def choose_attention(
                 f"--attention {requested} needs the module {library.module}: {library.remedy}."
             )
         return AttentionChoice(name=requested, reason="asked for")
+    if capability is None:
+        return AttentionChoice(name="torch", reason="no GPU is used")
     obstacles = []
     # Ours computes in float32 too, but there torch is the reference and nobody asks for speed.
     order = ("fa3", "flash-attn", "triton") if dtype in _HALF_DTYPES else ("fa3", "flash-attn")

@@ -41,9 +41,17 @@ def test_an_address_in_use_is_refused():
             open_listener("127.0.0.1", port, is_guarded=False)
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70 + ".x", "a..b"])
-def test_a_host_that_is_none_is_refused(host):
-    with pytest.raises(ConfigError, match="cannot be used"):
+@pytest.mark.parametrize(
+    ("host", "sentence"),
+    [
+        ("no.such.host.invalid", "cannot be resolved: .*; give an address of this machine."),
+        ("a" * 70 + ".x", "cannot be resolved: .*; give an address of this machine."),
+        ("a..ü", "cannot be resolved: it is no host name; give an address of this machine."),
+        ("192.0.2.1", "is not an address of this machine: give one that is."),
+    ],
+)
+def test_a_host_that_is_none_is_blamed_and_not_the_port(host, sentence):
+    with pytest.raises(ConfigError, match=f"^--host {host} {sentence}$"):
         open_listener(host, 0, is_guarded=False)
 
 
