@@ -64,9 +64,10 @@ class ChunkInputs:
 
         `cache_positions` are those of its tokens. `rows` may be of no step, without any.
         """
-        num_decode, num_chunks = len(rows.decode_slots), len(rows.chunks)
-        counts = np.ones(num_sequences, dtype=np.int32)
-        counts[num_decode:] = 0
+        num_decode = len(rows.decode_slots)
+        assert num_decode + len(rows.chunks) <= num_sequences, "more sequences than the graph has"
+        counts = np.zeros(num_sequences, dtype=np.int32)
+        counts[:num_decode] = 1
         slots = np.full(num_sequences + 1, self._tables.pad_slot, dtype=np.int32)
         slots[:num_decode] = rows.decode_slots
         lengths = np.zeros(num_sequences + 1, dtype=np.int32)
@@ -85,7 +86,6 @@ class ChunkInputs:
             positions[first : first + count] = np.arange(chunk.start, chunk.end)
             known[first : first + count] = chunk.token_ids
             first += count
-        used = num_decode + num_chunks
         starts = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
         # As many as it has tokens, so that even padding attends to something, if its table holds
         # as many.
@@ -108,7 +108,6 @@ class ChunkInputs:
             self._tables.device,
             into=self._buffer,
         )
-        assert used <= num_sequences, "a step has no more sequences than its graph"
 
     def ring(self) -> Tensor:
         """Return where the step's results go. [1] int64, on the device"""
