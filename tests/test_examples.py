@@ -19,8 +19,11 @@ else:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.pause()
 """
+# A background job of a shell without job control starts with SIGINT ignored, and so would its
+# children: the program under test listens whatever started the tests.
 WITH_ANOTHER_LAUNCHER = """
-import runpy, sys
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from frontend.client import engine_process
 engine_process.LAUNCHER = "launch.py"
 sys.argv = ["examples." + sys.argv[1]]
@@ -72,9 +75,12 @@ def test_an_interrupt_while_the_engine_starts_ends_it_in_silence(name, tmp_path)
         text=True,
     )
     with program:
-        assert program.stderr.readline() == "starting\n"
-        program.send_signal(signal.SIGINT)
-        _, err = program.communicate(timeout=30)
+        try:
+            assert program.stderr.readline() == "starting\n"
+            program.send_signal(signal.SIGINT)
+            _, err = program.communicate(timeout=30)
+        finally:
+            program.kill()
     assert (program.returncode, err) == (130, "")
 
 
