@@ -1,0 +1,165 @@
+"""What a trace's requests would get: `python -m benchmarks.simulate --help`.
+
+The real scheduler runs under a virtual clock; steps take what a cost model fitted to measured runs
+says (`benchmarks.fit_cost`). The trace is a CSV file (`benchmarks.simulation.trace`) or synthetic:
+a Poisson process with log-normal lengths. One JSON line for every load and policy. Seconds are
+virtual but for `wall_s`; percentiles are right to 1 %.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from benchmarks.environment import ROOT, commit, today
+from benchmarks.simulation.fleet import ROUTERS, simulate
+from benchmarks.simulation.prefill_first import prefill_first
+from benchmarks.simulation.replica import Outcome, Replica
+from benchmarks.simulation.step_cost import COSTS, StepCost
+from benchmarks.simulation.trace import (
+    Shape,
+    TraceError,
+    TraceRequest,
+    longest_request,
+    read_csv,
+    synthesize,
+)
+from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
+
+RESULTS = ROOT / "benchmarks" / "results" / "simulate.jsonl"
+POLICIES: dict[str, type[LatencyPolicy] | type[ThroughputPolicy] | None] = {
+    "latency": LatencyPolicy,
+    "throughput": ThroughputPolicy,
+    "prefill-first": None,
+}
+"""None: not a policy of ours, but what another scheduler does."""
+
+
+def main() -> None:
+    """Print one JSON line for every load and policy."""
+    arguments = parse_arguments()
+    cost = StepCost.load(arguments.cost)
+    for rate, trace in traces(arguments):
+        for name in arguments.policy:
+            started = time.perf_counter()
+            outcome = run(trace, cost, name, arguments)
+            line = {
+                "bench": "simulate",
+                "cost": arguments.cost,
+                "policy": name,
+                "requests": len(trace),
+                "rate": rate,
+                "replicas": arguments.replicas,
+                "router": arguments.router,
+                **figures(outcome, trace[0].arrival_s),
+                "wall_s": round(time.perf_counter() - started, 2),
+                "commit": commit(),
+                "date": today(),
+            }
+            text = json.dumps(line)
+            print(text, flush=True)
+            if arguments.save:
+                with RESULTS.open("a") as file:
+                    file.write(text + "\n")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    shape = Shape()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument(
+        "--cost",
+        choices=sorted(path.stem for path in COSTS.glob("*.json")),
+        default="nvidia-h200-qwen3-0.6b",
+        help="the card and the model whose steps are imitated",
+    )
+    parser.add_argument("--policy", choices=[*POLICIES], nargs="+", default=[*POLICIES])
+    parser.add_argument("--trace", type=Path, help="a CSV file in place of a synthetic trace")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--rate", type=float, nargs="+", default=[20.0], help="requests a second")
+    parser.add_argument("--prompt", type=int, default=shape.prompt_median, help="median, in tokens")
+    parser.add_argument("--output", type=int, default=shape.output_median, help="median, in tokens")
+    parser.add_argument("--groups", type=int, default=0, help="prefix groups; 0: none")
+    parser.add_argument(
+        "--prefix", type=int, default=shape.num_prefix_tokens, help="tokens a group shares"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--router", choices=[*ROUTERS], default="least-loaded")
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--no-prefix-cache", action="store_true")
+    parser.add_argument(
+        "--save", action="store_true", help=f"append to {RESULTS.relative_to(ROOT)}"
+    )
+    arguments = parser.parse_args()
+    if arguments.replicas > 1 and "prefill-first" in arguments.policy:
+        arguments.policy.remove("prefill-first")
+    return arguments
+
+
+def traces(arguments: argparse.Namespace) -> list[tuple[float, list[TraceRequest]]]:
+    """Return each load's requests a second and its requests."""
+    if arguments.trace is not None:
+        try:
+            trace = read_csv(arguments.trace)
+        except (OSError, TraceError) as error:
+            raise SystemExit(str(error)) from None
+        seconds = trace[-1].arrival_s - trace[0].arrival_s
+        return [(round(len(trace) / seconds, 3) if seconds else float(len(trace)), trace)]
+    shape = Shape(
+        prompt_median=arguments.prompt,
+        output_median=arguments.output,
+        num_groups=arguments.groups,
+        num_prefix_tokens=arguments.prefix,
+    )
+    return [
+        (rate, synthesize(arguments.requests, rate, shape, arguments.seed))
+        for rate in arguments.rate
+    ]
+
+
+def run(
+    trace: list[TraceRequest], cost: StepCost, policy: str, arguments: argparse.Namespace
+) -> Outcome:
+    """Answer a trace under a policy."""
+    make = POLICIES[policy]
+    if make is None:
+        return prefill_first(trace, cost, arguments.max_num_seqs)
+    replicas = [replica(make(), cost, trace, arguments) for _ in range(arguments.replicas)]
+    return simulate(trace, replicas, ROUTERS[arguments.router](arguments.replicas))
+
+
+def replica(
+    policy: Policy, cost: StepCost, trace: list[TraceRequest], arguments: argparse.Namespace
+) -> Replica:
+    """Return a replica that can take every request of a trace."""
+    return Replica(
+        cost,
+        policy,
+        max_num_seqs=arguments.max_num_seqs,
+        max_model_len=longest_request(trace) + 1,
+        prefix_cache=not arguments.no_prefix_cache,
+    )
+
+
+def figures(outcome: Outcome, start_s: float) -> dict[str, float]:
+    """Return what is reported of an outcome; times in milliseconds."""
+    seconds = outcome.end_s - start_s
+    return {
+        "out_tok_s": round(outcome.output_tokens / seconds, 1),
+        "requests_s": round(outcome.finished / seconds, 2),
+        **{
+            f"{name}_p{percent}_ms": round(1000 * latencies.percentile(percent), 2)
+            for name, latencies in (("ttft", outcome.first_token), ("itl", outcome.gap))
+            for percent in (50, 90, 99)
+        },
+        "ttft_max_ms": round(1000 * outcome.first_token.largest, 2),
+        "itl_max_ms": round(1000 * outcome.gap.largest, 2),
+        "steps": outcome.steps,
+        "cached_tokens": outcome.cached_tokens,
+        "preemptions": outcome.preemptions,
+    }
+
+
+if __name__ == "__main__":
+    main()
