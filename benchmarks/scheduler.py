@@ -1,8 +1,9 @@
 """Times the scheduler's core in steady decode: `python -m benchmarks.scheduler`.
 
 A step here is everything that the scheduler process does for it between two waits, but the
-sockets: decode the result's frame, commit, encode the deltas, schedule, encode the plan. Prints one
-JSON line with the median over the steps, in microseconds.
+sockets: decode the result's frame, commit, encode the deltas, schedule, encode the plan. Prints a
+JSON line for each number of running sequences, with the median over the steps, in microseconds and
+in bytes of the plan's frame.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import statistics
 import time
 from array import array
 from collections import deque
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,7 +29,7 @@ from protocol.messages import (
     StepResult,
     WorkerToScheduler,
 )
-from scheduler.policy import ThroughputPolicy
+from scheduler.policy import THROUGHPUT_BUDGET, ThroughputPolicy
 from scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 151_936
@@ -38,48 +40,59 @@ PROMPT_TOKENS = range(128, 384)
 def main() -> None:
     """Run with the command line's sizes and print the line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--running", type=int, nargs="+", default=[256, 4_096])
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2_000)
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--max-in-flight", type=int, default=2)
     arguments = parser.parse_args()
-    timings = measure(
-        arguments.sequences,
-        arguments.block_size,
-        arguments.steps,
-        arguments.frontends,
-        arguments.max_in_flight,
-    )
-    print(
-        json.dumps(
-            {
-                "benchmark": "scheduler",
-                **vars(arguments),
-                "step_us": round(statistics.median(timings) * 1e6, 1),
-                "step_us_mean": round(statistics.fmean(timings) * 1e6, 1),
-                "step_us_p99": round(statistics.quantiles(timings, n=100)[98] * 1e6, 1),
-                "python": platform.python_version(),
-                "device": cpu_name(),
-                "commit": commit(),
-                "date": today(),
-            }
+    settings = vars(arguments)
+    for running in settings.pop("running"):
+        steps = measure(
+            running,
+            arguments.block_size,
+            arguments.steps,
+            arguments.frontends,
+            arguments.max_in_flight,
         )
-    )
+        timings = [step.seconds * 1e6 for step in steps]
+        row = {
+            "bench": "scheduler",
+            "running": running,
+            "us_per_step": round(statistics.median(timings), 1),
+            "us_mean": round(statistics.fmean(timings), 1),
+            "us_p99": round(statistics.quantiles(timings, n=100)[98], 1),
+            "plan_bytes": round(statistics.median(step.plan_bytes for step in steps)),
+            **settings,
+            "python": platform.python_version(),
+            "device": cpu_name(),
+            "commit": commit(),
+            "date": today(),
+        }
+        print(json.dumps(row), flush=True)
+
+
+class Step(NamedTuple):
+    """One step's cost."""
+
+    seconds: float
+    plan_bytes: int
 
 
 def measure(
-    sequences: int, block_size: int, steps: int, frontends: int, max_in_flight: int
-) -> list[float]:
-    """Return the seconds of each step with all sequences decoding."""
-    output_tokens = steps + 64
+    running: int, block_size: int, steps: int, frontends: int, max_in_flight: int
+) -> list[Step]:
+    """Return what each step costs with all sequences decoding."""
+    # The first still decodes when the last has got through its prompt, and then for all the steps.
+    prompt_steps = running * PROMPT_TOKENS.stop // (THROUGHPUT_BUDGET - running)
+    output_tokens = steps + prompt_steps + 64
     longest = PROMPT_TOKENS.stop + output_tokens
     facts = EngineFacts(
         rank=0,
         back_end="none",
         block_size=block_size,
-        num_blocks=sequences * (longest // block_size + 2),
-        slots=sequences,
+        num_blocks=running * (longest // block_size + 2),
+        slots=running,
         max_model_len=longest,
         vocab_size=VOCAB_SIZE,
     )
@@ -88,11 +101,11 @@ def measure(
         ThroughputPolicy(),
         max_in_flight=max_in_flight,
         prefix_key=b"benchmark",
-        max_waiting_requests=sequences,
-        max_waiting_tokens=sequences * PROMPT_TOKENS.stop,
+        max_waiting_requests=running,
+        max_waiting_tokens=running * PROMPT_TOKENS.stop,
     )
     generator = random.Random(0)
-    for number in range(sequences):
+    for number in range(running):
         length = generator.choice(PROMPT_TOKENS)
         prompt = pack_int32(generator.randrange(VOCAB_SIZE) for _ in range(length))
         params = SamplingParams(seed=0, max_tokens=output_tokens, stop_token_ids=[VOCAB_SIZE - 1])
@@ -102,11 +115,11 @@ def measure(
     codec: Codec[WorkerToScheduler] = Codec(WorkerToScheduler)
     ranks = EchoRanks(generator)
     frames: deque[bytes] = deque()
-    timings: list[float] = []
+    timings: list[Step] = []
     while len(timings) < steps:
         while (plan := scheduler.schedule()) is not None:
             frames.append(msgspec.msgpack.encode(ranks.answer(plan)))
-        if ranks.num_decoding < sequences:
+        if ranks.num_decoding < running:
             result = codec.decode(frames.popleft())
             assert isinstance(result, StepResult)
             scheduler.commit(result)
@@ -118,8 +131,8 @@ def measure(
             to_frontend.frame(addressed.deltas)
         plan = scheduler.schedule()
         assert plan is not None
-        to_ranks.frame(plan)
-        timings.append(time.perf_counter() - start)
+        frame = to_ranks.frame(plan)
+        timings.append(Step(time.perf_counter() - start, len(frame)))
         frames.append(msgspec.msgpack.encode(ranks.answer(plan)))
     return timings
 
