@@ -143,6 +143,10 @@ class LaunchConfig:
         default="latency",
         metadata=flag("what a step prefers: short gaps or few steps", "throughput", "latency"),
     )
+    itl_target_ms: float | None = dataclasses.field(
+        default=None,
+        metadata=flag("milliseconds a step with running streams may take, for --policy latency"),
+    )
     max_in_flight: int = dataclasses.field(
         default=2, metadata=flag("plans a rank may have unanswered: 1 or 2")
     )
@@ -350,6 +354,7 @@ def _build_commands(
         tp=config.tp,
         policy=config.policy,
         max_num_batched_tokens=token_budget(config),
+        itl_target_ms=config.itl_target_ms,
         max_in_flight=config.max_in_flight,
         prefix_cache=config.prefix_cache,
         step_timeout_s=config.step_timeout_s,

@@ -8,18 +8,20 @@ tell it from the rest.
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.environment import ROOT
 from benchmarks.offline import RESULTS
+from benchmarks.simulation.card import CARDS, Card
 from benchmarks.simulation.fleet import RoundRobin, simulate
 from benchmarks.simulation.replica import Replica
-from benchmarks.simulation.step_cost import COSTS, StepCost, fit
 from benchmarks.simulation.trace import TraceRequest
 from benchmarks.workloads import MAX_MODEL_LEN, WORKLOADS
 from scheduler.policy import ThroughputPolicy
+from scheduler.step_cost import StepCost, fit
 
 MAX_NUM_SEQS = 256
 
@@ -33,32 +35,32 @@ def main() -> None:
     parser.add_argument("--read-ns", type=float, required=True, help="of a position that is read")
     parser.add_argument("--hop-us", type=float, default=100.0)
     parser.add_argument("--cache-tokens", type=int, required=True, help="that the KV cache holds")
-    parser.add_argument("--save", help=f"as a name in {COSTS.relative_to(ROOT)}")
+    parser.add_argument("--save", help=f"as a name in {CARDS.relative_to(ROOT)}")
     arguments = parser.parse_args()
     seconds = measured(RESULTS, arguments.model, arguments.tp, arguments.commit)
     hop_s, read_s = arguments.hop_us * 1e-6, arguments.read_ns * 1e-9
     # The schedule hardly depends on the costs: all requests come at once.
-    guess = StepCost(1e-3, 1e-6, read_s, 1e-11, hop_s, arguments.cache_tokens)
+    guess = Card(StepCost(1e-3, 1e-6, read_s, 1e-11), hop_s, arguments.cache_tokens)
     totals = np.array([workload_totals(name, guess) for name in seconds])
     times = np.array(list(seconds.values()))
     left = times - read_s * totals[:, 2]
     step_s, token_s, pair_s = fit(totals[:, [0, 1, 3]], left)
-    cost = StepCost(step_s, token_s, read_s, pair_s, hop_s, arguments.cache_tokens)
+    cost = StepCost(*map(float, (step_s, token_s, read_s, pair_s)))
     explained = totals @ np.array([step_s, token_s, read_s, pair_s])
     rows = {
         name: {"measured_s": time, "fitted_s": round(float(value), 3)}
         for name, time, value in zip(seconds, times.tolist(), explained, strict=True)
     }
     document = {
-        "cost": cost.as_dict(),
+        "card": asdict(Card(cost, hop_s, arguments.cache_tokens)),
         "fitted_to": {"model": arguments.model, "tp": arguments.tp, "commit": arguments.commit},
         "runs": rows,
     }
     text = json.dumps(document, indent=1)
     print(text)
     if arguments.save:
-        COSTS.mkdir(exist_ok=True)
-        (COSTS / f"{arguments.save}.json").write_text(text + "\n")
+        CARDS.mkdir(exist_ok=True)
+        (CARDS / f"{arguments.save}.json").write_text(text + "\n")
 
 
 def measured(results: Path, model: str, tp: int, commit: str) -> dict[str, float]:
@@ -73,14 +75,14 @@ def measured(results: Path, model: str, tp: int, commit: str) -> dict[str, float
     return {name: sum(times) / len(times) for name, times in runs.items()}
 
 
-def workload_totals(name: str, cost: StepCost) -> list[float]:
+def workload_totals(name: str, card: Card) -> list[float]:
     """Return a workload's steps, tokens, positions read and pairs."""
     trace = [
         TraceRequest(0.0, len(request.prompt), request.num_output_tokens)
         for request in WORKLOADS[name]()
     ]
     replica = Replica(
-        cost,
+        card,
         ThroughputPolicy(),
         max_num_seqs=MAX_NUM_SEQS,
         max_model_len=MAX_MODEL_LEN,

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 from benchmarks.environment import ROOT, commit, today
+from benchmarks.simulation.card import CARDS, Card
 from benchmarks.simulation.fleet import ROUTERS, simulate
 from benchmarks.simulation.prefill_first import prefill_first
 from benchmarks.simulation.replica import Outcome, Replica
-from benchmarks.simulation.step_cost import COSTS, StepCost
 from benchmarks.simulation.trace import (
     Shape,
     TraceError,
@@ -27,26 +27,23 @@ from benchmarks.simulation.trace import (
 from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
 
 RESULTS = ROOT / "benchmarks" / "results" / "simulate.jsonl"
-POLICIES: dict[str, type[LatencyPolicy] | type[ThroughputPolicy] | None] = {
-    "latency": LatencyPolicy,
-    "throughput": ThroughputPolicy,
-    "prefill-first": None,
-}
-"""None: not a policy of ours, but what another scheduler does."""
+POLICIES = ("latency", "throughput", "prefill-first")
+"""The last is not a policy of ours, but what another scheduler does."""
 
 
 def main() -> None:
     """Print one JSON line for every load and policy."""
     arguments = parse_arguments()
-    cost = StepCost.load(arguments.cost)
+    card = Card.load(arguments.card)
     for rate, trace in traces(arguments):
         for name in arguments.policy:
             started = time.perf_counter()
-            outcome = run(trace, cost, name, arguments)
+            outcome = run(trace, card, name, arguments)
             line = {
                 "bench": "simulate",
-                "cost": arguments.cost,
+                "card": arguments.card,
                 "policy": name,
+                "itl_target_ms": arguments.itl_target_ms if name == "latency" else None,
                 "requests": len(trace),
                 "rate": rate,
                 "replicas": arguments.replicas,
@@ -68,12 +65,15 @@ def parse_arguments() -> argparse.Namespace:
     shape = Shape()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument(
-        "--cost",
-        choices=sorted(path.stem for path in COSTS.glob("*.json")),
+        "--card",
+        choices=sorted(path.stem for path in CARDS.glob("*.json")),
         default="nvidia-h200-qwen3-0.6b",
         help="the card and the model whose steps are imitated",
     )
     parser.add_argument("--policy", choices=[*POLICIES], nargs="+", default=[*POLICIES])
+    parser.add_argument(
+        "--itl-target-ms", type=float, help="of the latency policy; default: its budget alone"
+    )
     parser.add_argument("--trace", type=Path, help="a CSV file in place of a synthetic trace")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rate", type=float, nargs="+", default=[20.0], help="requests a second")
@@ -119,22 +119,25 @@ def traces(arguments: argparse.Namespace) -> list[tuple[float, list[TraceRequest
 
 
 def run(
-    trace: list[TraceRequest], cost: StepCost, policy: str, arguments: argparse.Namespace
+    trace: list[TraceRequest], card: Card, policy: str, arguments: argparse.Namespace
 ) -> Outcome:
     """Answer a trace under a policy."""
-    make = POLICIES[policy]
-    if make is None:
-        return prefill_first(trace, cost, arguments.max_num_seqs)
-    replicas = [replica(make(), cost, trace, arguments) for _ in range(arguments.replicas)]
+    if policy == "prefill-first":
+        return prefill_first(trace, card, arguments.max_num_seqs)
+    rule: Policy = ThroughputPolicy()
+    if policy == "latency":
+        target_ms = arguments.itl_target_ms
+        rule = LatencyPolicy(itl_target_s=None if target_ms is None else target_ms / 1000)
+    replicas = [replica(rule, card, trace, arguments) for _ in range(arguments.replicas)]
     return simulate(trace, replicas, ROUTERS[arguments.router](arguments.replicas))
 
 
 def replica(
-    policy: Policy, cost: StepCost, trace: list[TraceRequest], arguments: argparse.Namespace
+    policy: Policy, card: Card, trace: list[TraceRequest], arguments: argparse.Namespace
 ) -> Replica:
     """Return a replica that can take every request of a trace."""
     return Replica(
-        cost,
+        card,
         policy,
         max_num_seqs=arguments.max_num_seqs,
         max_model_len=longest_request(trace) + 1,

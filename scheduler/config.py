@@ -21,6 +21,10 @@ class SchedulerConfig:
     max_num_batched_tokens: int | None = field(
         default=None, metadata={"help": "token budget of a step; default: the policy's"}
     )
+    itl_target_ms: float | None = field(
+        default=None,
+        metadata={"help": "milliseconds a step with running streams may take, by what is measured"},
+    )
     max_in_flight: int = field(
         default=2, metadata={"help": "plans the ranks may have unanswered: 1 or 2"}
     )
@@ -46,6 +50,10 @@ class SchedulerConfig:
         _require_range("--max-in-flight", self.max_in_flight, 1, 2)
         if self.max_num_batched_tokens is not None:
             _require_range("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 2**22)
+        if self.itl_target_ms is not None:
+            _require_range("--itl-target-ms", self.itl_target_ms, 0.1, 60_000)
+            if self.policy != "latency":
+                raise ValueError("--itl-target-ms needs --policy latency; throughput has no target")
         _require_range("--step-timeout", self.step_timeout_s, 0.1, 86_400)
         _require_range("--max-waiting-requests", self.max_waiting_requests, 1, 2**20)
         _require_range("--max-waiting-tokens", self.max_waiting_tokens, 1, 2**31)

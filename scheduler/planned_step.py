@@ -10,6 +10,7 @@ from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import Join, LogprobColumns, StepResult
 from scheduler.sequence import Sequence
 from scheduler.slot_table import Rows
+from scheduler.step_cost import StepWork
 
 FAILED = -1
 """In a result's counts: this row's sequence has failed."""
@@ -70,6 +71,8 @@ class PlannedStep:
     """The column of counts of a result without failures."""
     changes: int
     """`SlotTable.changes` when it was planned."""
+    work: StepWork | None = None
+    """What it computes; None if nobody wants to know."""
 
     @property
     def num_rows(self) -> int:

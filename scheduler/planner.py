@@ -5,9 +5,12 @@ the positions planned catch up with them: a prompt by chunks, a decoding sequenc
 newest token. Decoding rows come first, because each is one token and somebody is reading; the
 policy divides what they leave of the budget.
 
-The planner looks at what is planned, never at results: it runs ahead of them.
+The planner looks at what is planned, never at results: it runs ahead of them. Only how long steps
+took does it learn, where the policy has a target for that.
 """
 
+import math
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,11 +19,12 @@ import numpy as np
 from protocol.columns import pack_int32
 from protocol.messages import StepPlan
 from scheduler.planned_step import Chunk, Draft, PlannedStep
-from scheduler.policy import Order, Policy, prefill_key
+from scheduler.policy import PROMPT_PART, UNMEASURED_TOKENS, Order, Policy, prefill_key
 from scheduler.running import Running
 from scheduler.sequence import Sequence
 from scheduler.slot_table import Rows
 from scheduler.stats import Counters
+from scheduler.step_cost import StepCost, StepCostModel, StepWork, chunk_pairs
 from scheduler.waiting_queue import WaitingQueue
 
 MAX_JOIN_BYTES = 4 << 20
@@ -33,6 +37,29 @@ class Planned(NamedTuple):
 
     plan: StepPlan
     step: PlannedStep
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left of a step for prompts."""
+
+    cost: StepCost | None
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        return self.num_tokens <= 0 or self.seconds <= 0
+
+    def take(self, start: int, most: int, *, at_least: int) -> int:
+        """Take up to `most` tokens from position `start` on out of it; return how many."""
+        count = min(most, self.num_tokens)
+        if self.cost is not None and self.seconds < math.inf:
+            count = max(min(count, self.cost.tokens_within(self.seconds, start)), at_least)
+            self.seconds -= self.cost.token_s * count
+            self.seconds -= self.cost.pair_s * chunk_pairs(start, count)
+        self.num_tokens -= count
+        return count
 
 
 class Planner:
@@ -48,6 +75,7 @@ class Planner:
         self._counters = counters
         # The list that the ranks have. Every change makes a new one, a last chunk's included.
         self._sent_decodes: Rows | None = None
+        self._model = StepCostModel()
 
     def plan(self, step_id: int) -> Planned | None:
         """Return the next plan, or None if no sequence has anything to compute."""
@@ -67,15 +95,38 @@ class Planner:
         self._advance(step)
         return Planned(plan, step)
 
+    def learn(self, step: PlannedStep, seconds: float) -> None:
+        """Take note of how long the ranks had for a step."""
+        if step.work is not None:
+            self._model.observe(step.work, seconds)
+
     def _plan_chunks(self, draft: Draft, step_id: int) -> None:
-        room = 0
-        for share in self._policy.shares(self._policy.budget - self._running.num_decoding):
-            room += share.num_tokens
-            while room > 0:
+        num_tokens, seconds = self._most_for_prompts()
+        room = _Room(self._model.current())
+        for share in self._policy.shares(num_tokens):
+            if share.num_tokens <= 0:
+                continue
+            room.num_tokens += share.num_tokens
+            room.seconds += seconds * share.num_tokens / num_tokens
+            while not room.is_empty:
                 sequence = self._next_to_prefill(draft, share.order, step_id)
-                if sequence is None:
+                if sequence is None or self._grant(draft, sequence, room) == 0:
                     break
-                room -= self._grant(draft, sequence, room)
+
+    def _most_for_prompts(self) -> tuple[int, float]:
+        """Return the tokens and the seconds of a step that prompts may take.
+
+        Where nothing decodes, nobody's gap gets longer, and the target does not count.
+        """
+        num_tokens = self._policy.budget - self._running.num_decoding
+        target_s, cost = self._policy.itl_target_s, self._model.current()
+        if target_s is None or not self._running.num_decoding:
+            return num_tokens, math.inf
+        if cost is None:
+            return min(num_tokens, UNMEASURED_TOKENS), math.inf
+        rows = self._running.decode_rows()
+        work = StepWork(len(rows), self._table.positions_read(rows), 0)
+        return num_tokens, max(target_s - cost.seconds(work), PROMPT_PART * target_s)
 
     def _next_to_prefill(self, draft: Draft, order: Order, step_id: int) -> Sequence | None:
         """Return the first sequence with pending tokens, admitting it if it waits."""
@@ -93,16 +144,17 @@ class Planner:
         draft.admission_closed = True
         return first
 
-    def _grant(self, draft: Draft, sequence: Sequence, room: int) -> int:
+    def _grant(self, draft: Draft, sequence: Sequence, room: _Room) -> int:
         """Plan as many of a sequence's pending tokens as there is room for; return how many."""
         slot = sequence.slot
         assert slot is not None, f"prefills without a slot: {sequence.tell()}"
         chunk = draft.chunks.get(slot)
+        # A join comes with its first chunk, so no chunk is empty.
+        count = room.take(sequence.num_planned, sequence.num_pending, at_least=int(chunk is None))
         if chunk is None:
             generation = int(self._table.generation[slot])
             chunk = Chunk(sequence, slot, generation, start=sequence.num_planned)
             draft.chunks[slot] = chunk
-        count = min(sequence.num_pending, room)
         chunk.count += count
         sequence.num_planned += count
         chunk.last = sequence.num_pending == 0
@@ -115,7 +167,12 @@ class Planner:
         if last_slots:
             sampled = self._table.rows(np.append(decodes.slots, last_slots))
         counts = decodes.ones + pack_int32(int(chunk.last) for chunk in chunks)
-        return PlannedStep(step_id, decodes, chunks, sampled, counts, self._table.changes)
+        work = None
+        if self._policy.itl_target_s is not None:
+            num_tokens = len(decodes) + sum(chunk.count for chunk in chunks)
+            pairs = sum(chunk_pairs(chunk.start, chunk.count) for chunk in chunks)
+            work = StepWork(num_tokens, self._table.positions_read(decodes), pairs)
+        return PlannedStep(step_id, decodes, chunks, sampled, counts, self._table.changes, work)
 
     def _compose(self, draft: Draft, step: PlannedStep) -> StepPlan:
         leaves = self._running.take_leaves()

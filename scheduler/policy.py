@@ -5,7 +5,8 @@ token budget goes to prefill, in *shares*. A share has an order: first come, fir
 priority, or fewest pending tokens first within a priority. What one share leaves over flows to the
 next.
 
-The budget bounds the work of a step, and with it the gap between two tokens of a running stream.
+The budget bounds the work of a step, and with it the gap between two tokens of a running stream;
+a target for that gap bounds it in seconds.
 """
 
 import enum
@@ -27,6 +28,12 @@ of smaller blocks, one."""
 
 WORTH_WAITING_TOKENS = 256
 """Tokens that a sequence saves, at least, by waiting until another has computed its prefix."""
+
+PROMPT_PART = 0.1
+"""Part of the target for a step's time that is for prompts, however long decode rows take."""
+
+UNMEASURED_TOKENS = 256
+"""Prompt tokens of a step with decode rows that has a target, before its cost is known."""
 
 MAX_PASSES = 8
 """Admissions that may pass over the oldest waiting sequence before it must be the next."""
@@ -57,6 +64,10 @@ class Policy(Protocol):
     def gather_s(self) -> float:
         """Seconds that arrivals wait for company, where nothing else runs; 0: they do not."""
 
+    @property
+    def itl_target_s(self) -> float | None:
+        """Seconds that a step with decode rows may take by what is known of its cost; None: any."""
+
     def shares(self, room: int) -> list[Share]:
         """Divide what the decode rows leave of the budget."""
 
@@ -67,6 +78,7 @@ class ThroughputPolicy:
 
     budget: int = THROUGHPUT_BUDGET
     gather_s: float = 0.003
+    itl_target_s: float | None = None
 
     def shares(self, room: int) -> list[Share]:
         """Give everything to the first in the queue, then to the next."""
@@ -83,6 +95,7 @@ class LatencyPolicy:
 
     budget: int = LATENCY_BUDGET
     gather_s: float = 0.0
+    itl_target_s: float | None = None
 
     def shares(self, room: int) -> list[Share]:
         """Give one half to the first in the queue, the other to the shortest."""

@@ -87,8 +87,8 @@ def _serve(
         for source, event in frontends.receive():
             _apply(scheduler, frontends, source, event)
         outputs = scheduler.expire(now)
-        for result in ranks.receive(running):
-            outputs += scheduler.commit(result)
+        for result, seconds in ranks.receive(running):
+            outputs += scheduler.commit(result, seconds)
         # Plans before outputs: a rank may be waiting for one.
         while not _gathers(gathering, scheduler, now) and (plan := scheduler.schedule()):
             ranks.send(plan, running)
@@ -127,7 +127,11 @@ def _meet_ranks(ranks: Ranks, lifeline: Lifeline) -> EngineFacts:
 def _policy(config: SchedulerConfig) -> Policy:
     if config.policy == "throughput":
         return ThroughputPolicy(config.max_num_batched_tokens or THROUGHPUT_BUDGET)
-    return LatencyPolicy(config.max_num_batched_tokens or LATENCY_BUDGET)
+    target_ms = config.itl_target_ms
+    return LatencyPolicy(
+        config.max_num_batched_tokens or LATENCY_BUDGET,
+        itl_target_s=None if target_ms is None else target_ms / 1000,
+    )
 
 
 def _build_scheduler(config: SchedulerConfig, facts: EngineFacts, policy: Policy) -> Scheduler:

@@ -7,6 +7,7 @@ plan or a result contains. Its times are seconds on any clock that never goes ba
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protocol.errors import ProcessError, ProtocolError
 from protocol.messages import StepResult
@@ -22,6 +23,14 @@ class _Pending:
     """In its chunks."""
     results: dict[int, StepResult] = field(default_factory=dict)
     """By rank."""
+
+
+class Answered(NamedTuple):
+    """Rank 0's result of a step that every rank has answered."""
+
+    result: StepResult
+    seconds: float
+    """From the step's beginning to the last rank's answer."""
 
 
 class RankGroup:
@@ -42,7 +51,7 @@ class RankGroup:
             self._began = now
         self._pending.append(_Pending(step_id, prompt_tokens))
 
-    def receive(self, rank: int, result: StepResult, now: float) -> list[StepResult]:
+    def receive(self, rank: int, result: StepResult, now: float) -> list[Answered]:
         """Take one rank's result; return rank 0's of the steps that are answered by it, in order.
 
         A repeated result is ignored. Raises ProtocolError for a result of a step that was not
@@ -58,11 +67,11 @@ class RankGroup:
             )
         self._answered_step[rank] = result.step_id
         pending.results[rank] = result
-        answered: list[StepResult] = []
+        answered: list[Answered] = []
         while self._pending and len(self._pending[0].results) == self._num_ranks:
             oldest = self._pending.popleft()
             _compare_digests(oldest)
-            answered.append(oldest.results[0])
+            answered.append(Answered(oldest.results[0], now - self._began))
             self._began = now
         return answered
 

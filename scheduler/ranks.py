@@ -28,7 +28,7 @@ from protocol.messages import (
 )
 from protocol.recording import Recorder
 from protocol.run_dir import RunDir
-from scheduler.rank_group import RankGroup
+from scheduler.rank_group import Answered, RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +97,13 @@ class Ranks:
         prompt_tokens = sum(unpack_int32(plan.chunks)[2::4])  # the counts, see StepPlan
         self._group.sent(plan.step_id, now, prompt_tokens=prompt_tokens)
 
-    def receive(self, now: float) -> list[StepResult]:
+    def receive(self, now: float) -> list[Answered]:
         """Return rank 0's results of the steps that all ranks have answered by now, in order.
 
         Raises ProtocolError or ProcessError when a rank breaks a rule, is another than the
         others, or has lost its state.
         """
-        answered: list[StepResult] = []
+        answered: list[Answered] = []
         for rank in self._ranks:
             for frame in rank.dealer.drain():
                 message = rank.connection.receive(frame)

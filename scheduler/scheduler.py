@@ -232,9 +232,10 @@ class Scheduler:
         self._unanswered.append(planned.step)
         return planned.plan
 
-    def commit(self, result: StepResult) -> list[Addressed]:
+    def commit(self, result: StepResult, seconds: float = 0.0) -> list[Addressed]:
         """Take rank 0's result of the oldest unanswered plan, once every rank has answered it.
 
+        `seconds` are those that the ranks had for it; 0: not known.
         Raises ProtocolError for a result that does not belong to that plan.
         """
         if not self._unanswered or self._unanswered[0].step_id != result.step_id:
@@ -243,6 +244,7 @@ class Scheduler:
         step = self._unanswered[0]
         committed = self._committer.commit(step, result, self._facts.vocab_size)
         self._unanswered.popleft()
+        self._planner.learn(step, seconds)
         for sequence in committed.ended:
             self._finish(sequence)
         return committed.deltas

@@ -96,6 +96,10 @@ class SlotTable:
         """Slots with a sequence."""
         return self.num_slots - len(self._free)
 
+    def positions_read(self, rows: Rows) -> int:
+        """Return how many positions the decode rows of a next step attend to, all together."""
+        return int(self.length[rows.slots].sum(dtype=np.int64)) + len(rows)
+
     def take(self, sequence: Sequence) -> int:
         """Give a slot to a sequence whose `cached_tokens` are known; return the slot."""
         assert sequence.cached_tokens is not None, f"not looked up: {sequence.tell()}"

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.simulation.card import Card
 from benchmarks.simulation.replica import Outcome
-from benchmarks.simulation.step_cost import StepCost, StepWork
 from benchmarks.simulation.trace import TraceRequest
+from scheduler.step_cost import StepWork, chunk_pairs
 
 MAX_BATCHED_TOKENS = 16_384
 
@@ -27,7 +28,7 @@ class _Running:
         return self.length >= self.request.num_prompt_tokens + self.request.num_output_tokens
 
 
-def prefill_first(trace: list[TraceRequest], cost: StepCost, max_num_seqs: int) -> Outcome:
+def prefill_first(trace: list[TraceRequest], card: Card, max_num_seqs: int) -> Outcome:
     """Return what a trace's requests get by that rule.
 
     Its cache never overflows and finds no prefixes: both would only make the rule look worse or
@@ -53,14 +54,14 @@ def prefill_first(trace: list[TraceRequest], cost: StepCost, max_num_seqs: int) 
         outcome.steps += 1
         if batch:
             lengths = [each.num_prompt_tokens for each in batch]
-            pairs = sum(length * (length + 1) // 2 for length in lengths)
-            now += cost.seconds(StepWork(sum(lengths), 0, pairs)) + 2 * cost.hop_s
+            pairs = sum(chunk_pairs(0, length) for length in lengths)
+            now += card.cost.seconds(StepWork(sum(lengths), 0, pairs)) + 2 * card.hop_s
             outcome.first_token.add(np.array([now - each.arrival_s for each in batch]))
             running += [_Running(each, each.num_prompt_tokens + 1, now) for each in batch]
             outcome.output_tokens += len(batch)
         else:
             num_read = sum(each.length for each in running)
-            now += cost.seconds(StepWork(len(running), num_read, 0)) + 2 * cost.hop_s
+            now += card.cost.seconds(StepWork(len(running), num_read, 0)) + 2 * card.hop_s
             outcome.gap.add(now - np.array([each.last_token_at for each in running]))
             for each in running:
                 each.length += 1

@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.simulation.card import Card
 from benchmarks.simulation.latencies import Latencies
-from benchmarks.simulation.step_cost import StepCost, StepWork
 from benchmarks.simulation.trace import TraceRequest
 from protocol.columns import pack_int32
 from protocol.messages import AddSequence, EngineFacts, SamplingParams, StepPlan, StepResult
 from scheduler.gathering import Gathering
 from scheduler.policy import Policy
 from scheduler.scheduler import Scheduler
+from scheduler.step_cost import StepWork, chunk_pairs
 
 VOCAB_SIZE = 151_936
 BLOCK_SIZE = 64
@@ -64,7 +65,7 @@ class Replica:
 
     def __init__(
         self,
-        cost: StepCost,
+        card: Card,
         policy: Policy,
         *,
         max_num_seqs: int,
@@ -75,7 +76,7 @@ class Replica:
             rank=0,
             back_end="simulated",
             block_size=BLOCK_SIZE,
-            num_blocks=cost.cache_tokens // BLOCK_SIZE,
+            num_blocks=card.cache_tokens // BLOCK_SIZE,
             slots=max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
@@ -92,11 +93,13 @@ class Replica:
         self.num_live = 0
         self.totals = np.zeros(4)
         """Steps, tokens, positions read and pairs: what a cost's coefficients multiply."""
-        self._cost = cost
+        self._card = card
         self._gathering = Gathering(budget=policy.budget, patience_s=policy.gather_s)
         self._ranks = _Ranks(max_num_seqs)
         self._answers: deque[_Answer] = deque()
         self._free_at = 0.0
+        # When the oldest unanswered step began, as far as the scheduler can tell.
+        self._began = 0.0
         self._last_token_at = np.zeros(1_024)
         # What a request's entry in `_last_token_at` is until its first token: minus its arrival.
         self._names: list[int] = list(range(1_023, -1, -1))
@@ -123,8 +126,10 @@ class Replica:
     def advance(self, now: float) -> None:
         """Do what is due at the time of the next event."""
         if self._answers and self._answers[0].at <= now:
-            for _, deltas in self.scheduler.commit(self._answers.popleft().result):
+            result = self._answers.popleft().result
+            for _, deltas in self.scheduler.commit(result, now - self._began):
                 self._note(deltas.requests, deltas.reasons, now)
+            self._began = now
         self._plan(now)
 
     def finish(self) -> Outcome:
@@ -148,9 +153,11 @@ class Replica:
                 return
             work, result = self._ranks.execute(plan)
             self.totals += (1, *work)
-            starts = max(self._free_at, now + self._cost.hop_s)
-            self._free_at = starts + self._cost.seconds(work)
-            self._answers.append(_Answer(self._free_at + self._cost.hop_s, result))
+            if not self._answers:
+                self._began = now
+            starts = max(self._free_at, now + self._card.hop_s)
+            self._free_at = starts + self._card.cost.seconds(work)
+            self._answers.append(_Answer(self._free_at + self._card.hop_s, result))
 
     def _note(self, requests: bytes, reasons: bytes, now: float) -> None:
         names = np.frombuffer(requests, np.int64)
@@ -200,7 +207,7 @@ class _Ranks:
             slot, start, count, last = columns[place : place + 4]
             self._length[slot] = start + count
             num_tokens += count
-            num_pairs += count * start + count * (count + 1) // 2
+            num_pairs += chunk_pairs(start, count)
             lasts.append(last)
         num_sampled = len(rows) + sum(lasts)
         result = StepResult(

@@ -97,7 +97,7 @@ def answer(engine, ask: Ask) -> list[int]:
     ("max_in_flight", "flags"),
     [
         (1, []),
-        (2, []),
+        (2, ["--itl-target-ms", "2"]),
         (2, ["--max-num-batched-tokens", "32", "--policy", "throughput"]),
         (2, ["--tp", "2", "--no-prefix-cache"]),
     ],

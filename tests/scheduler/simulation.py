@@ -366,11 +366,11 @@ class Simulation:
     def received(self, request_id: int, sample: int = 0, frontend: int = 0) -> Received:
         return self.frontends[frontend].sequences[request_id, sample]
 
-    def answer(self) -> bool:
-        """Commit the oldest result; False if there is none."""
+    def answer(self, seconds: float = 0.0) -> bool:
+        """Commit the oldest result, which took so long; False if there is none."""
         if not self.results:
             return False
-        self.deliver(self.scheduler.commit(self.results.popleft()))
+        self.deliver(self.scheduler.commit(self.results.popleft(), seconds))
         return True
 
     def deliver(self, addressed: list[Addressed]) -> None:

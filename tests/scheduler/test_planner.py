@@ -11,7 +11,8 @@ from protocol.messages import (
     StepPlan,
 )
 from scheduler import planner, running
-from scheduler.policy import LatencyPolicy, ThroughputPolicy
+from scheduler.policy import UNMEASURED_TOKENS, LatencyPolicy, ThroughputPolicy
+from scheduler.step_cost import ENOUGH, StepCost, StepWork
 from tests.scheduler.simulation import add_message, simulate
 
 
@@ -78,6 +79,77 @@ def test_nobody_overtakes_a_sequence_that_waits_for_blocks():
     assert [unpack_int32(j.token_ids)[0] for p in simulation.plans for j in p.joins] == [
         *(0, 13, 26)
     ]
+
+
+COST = StepCost(step_s=0.002, token_s=0.001, read_s=0.0, pair_s=0.0)
+
+
+def answer_in_time(simulation, plan):
+    """Commit the only plan under way, after as long as it costs."""
+    # The first plan has no decode row, every later one has one.
+    num_tokens = (plan.step_id > 1) + sum(count for _, _, count, _ in chunks_of(plan))
+    simulation.answer(seconds=COST.seconds(StepWork(num_tokens, 0, 0)))
+
+
+def learned(target_s):
+    """A simulation that knows its cost, with one sequence decoding and nothing else."""
+    policy = LatencyPolicy(budget=1_000, itl_target_s=target_s)
+    simulation = simulate(
+        policy=policy,
+        max_in_flight=1,
+        num_blocks=3_000,
+        max_model_len=8_000,
+        prefix_key=None,
+        max_waiting_tokens=100_000,
+    )
+    simulation.add(add_message(0, [1, 2], max_tokens=5_000))
+    for request_id in range(1, ENOUGH + 8):
+        simulation.add(add_message(request_id, prompt(request_id, 5 + request_id), max_tokens=1))
+        answer_in_time(simulation, simulation.plan())
+    while chunks_of(plan := simulation.plan()):
+        answer_in_time(simulation, plan)
+    answer_in_time(simulation, plan)
+    return simulation
+
+
+def test_a_target_bounds_the_prompt_tokens_of_a_step_by_what_steps_cost():
+    simulation = learned(0.0505)
+    simulation.add(add_message(100, prompt(0, 3_000)))
+    plan = simulation.plan()
+    # Of 50.5 ms the step takes 2 and the decode row 1.
+    assert chunks_of(plan) == [(1, 0, 47, 0)]
+
+
+def test_prompts_get_a_tenth_of_the_target_at_least():
+    simulation = learned(0.0025)
+    simulation.add(add_message(100, prompt(0, 3_000)))
+    # The decode row's step takes more than all of the 2.5 ms. A token is more than the tenth is,
+    # but a chunk has one at least.
+    assert chunks_of(simulation.plan()) == [(1, 0, 1, 0)]
+
+
+def test_a_target_does_not_count_where_nothing_decodes():
+    simulation = learned(0.05)
+    simulation.abort(0, 0)
+    simulation.add(add_message(100, prompt(0, 3_000)))
+    assert chunks_of(simulation.plan()) == [(0, 0, 1_000, 0)]
+
+
+def test_before_a_cost_is_known_a_target_means_small_chunks():
+    policy = LatencyPolicy(budget=1_000, itl_target_s=0.05)
+    simulation = simulate(
+        policy=policy,
+        max_in_flight=1,
+        num_blocks=1_000,
+        max_model_len=3_600,
+        prefix_key=None,
+        max_waiting_tokens=100_000,
+    )
+    simulation.add(add_message(0, [1, 2], max_tokens=50))
+    simulation.plan()
+    simulation.answer()
+    simulation.add(add_message(1, prompt(0, 3_000)))
+    assert chunks_of(simulation.plan()) == [(1, 0, UNMEASURED_TOKENS, 0)]
 
 
 def test_a_plan_takes_no_more_joins_than_its_frame_can_hold(monkeypatch):

@@ -2,7 +2,7 @@ import pytest
 
 from protocol.errors import ProcessError, ProtocolError
 from protocol.messages import StepResult
-from scheduler.rank_group import RankGroup
+from scheduler.rank_group import Answered, RankGroup
 
 
 def result(step_id, digest=7):
@@ -21,7 +21,7 @@ def test_a_step_is_answered_when_every_rank_has_answered():
     mine = result(1)
     assert ranks.receive(2, result(1), 101.0) == []
     assert ranks.receive(0, mine, 101.0) == []
-    assert ranks.receive(1, result(1), 101.0) == [mine]
+    assert ranks.receive(1, result(1), 101.5) == [Answered(mine, 1.5)]
 
 
 def test_answers_come_in_step_order_and_are_rank_0s():
@@ -29,7 +29,9 @@ def test_answers_come_in_step_order_and_are_rank_0s():
     mine = [result(1), result(2)]
     for each in mine:
         assert ranks.receive(0, each, 101.0) == []
-    assert [ranks.receive(1, result(step), 101.0) for step in (1, 2)] == [[mine[0]], [mine[1]]]
+    # The second began when the first was answered.
+    answered = [ranks.receive(1, result(step), 100.5 + step) for step in (1, 2)]
+    assert answered == [[Answered(mine[0], 1.5)], [Answered(mine[1], 1.0)]]
 
 
 def test_a_repeated_result_is_ignored():

@@ -71,7 +71,8 @@ def test_every_rank_gets_the_same_frame_and_all_answer(group):
     assert plans[0].seq == 1
     for peer in peers:
         peer.connection.send(StepResult(step_id=1, digest=3))
-    (result,) = receive_until(ranks, bool)
+    ((result, seconds),) = receive_until(ranks, bool)
+    assert seconds == 0.0
     assert result.step_id == 1
     assert ranks.deadline() is None
     ranks.check(1e9)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.simulation.card import Card
 from benchmarks.simulation.fleet import (
     ROUTERS,
     LeastLoaded,
@@ -9,9 +10,9 @@ from benchmarks.simulation.fleet import (
     simulate,
 )
 from benchmarks.simulation.replica import Replica
-from benchmarks.simulation.step_cost import StepCost
 from benchmarks.simulation.trace import Shape, TraceRequest, synthesize
 from scheduler.policy import LatencyPolicy
+from scheduler.step_cost import StepCost
 
 ANY = TraceRequest(0.0, 10, 10)
 
@@ -53,7 +54,7 @@ def test_no_replica_gets_more_than_the_bound():
 @pytest.mark.parametrize("name", ROUTERS)
 def test_a_fleet_answers_every_request(name):
     trace = synthesize(200, 100.0, Shape(prompt_median=50, output_median=10, num_groups=6))
-    cost = StepCost(0.01, 1e-4, 1e-6, 1e-7, 1e-3, cache_tokens=64_000)
+    cost = Card(StepCost(0.01, 1e-4, 1e-6, 1e-7), hop_s=1e-3, cache_tokens=64_000)
     replicas = [
         Replica(cost, LatencyPolicy(), max_num_seqs=8, max_model_len=4_096, prefix_cache=True)
         for _ in range(4)
@@ -67,7 +68,7 @@ def test_a_fleet_answers_every_request(name):
 
 def test_affinity_finds_more_prefixes_than_round_robin():
     trace = synthesize(400, 100.0, Shape(prompt_median=50, output_median=10, num_groups=40))
-    cost = StepCost(0.001, 1e-5, 1e-7, 1e-8, 1e-4, cache_tokens=64_000)
+    cost = Card(StepCost(0.001, 1e-5, 1e-7, 1e-8), hop_s=1e-4, cache_tokens=64_000)
     cached = {}
     for name in ("round-robin", "prefix-affinity"):
         replicas = [

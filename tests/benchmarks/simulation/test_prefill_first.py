@@ -1,8 +1,9 @@
+from benchmarks.simulation.card import Card
 from benchmarks.simulation.prefill_first import prefill_first
-from benchmarks.simulation.step_cost import StepCost
 from benchmarks.simulation.trace import TraceRequest
+from scheduler.step_cost import StepCost
 
-A_SECOND_A_TOKEN = StepCost(0.0, 1.0, 0.0, 0.0, 0.0, cache_tokens=64_000)
+A_SECOND_A_TOKEN = Card(StepCost(0.0, 1.0, 0.0, 0.0), hop_s=0.0, cache_tokens=64_000)
 
 
 def test_a_stream_stands_still_while_prompts_come():
