@@ -87,6 +87,7 @@ def test_every_argument_reaches_the_launcher(launched):
         "attention": "torch",
         "enforce_eager": True,
         "policy": "latency",
+        "itl_target_ms": 12.5,
         "max_in_flight": 1,
         "prefix_cache": False,
         "threads": 1,
