@@ -50,7 +50,7 @@ from protocol.messages import PROTOCOL_VERSION
 from protocol.plain_line import plain_line
 from protocol.run_dir import ClaimedRunDir, RunDir
 from protocol.standard_streams import open_standard_streams
-from scheduler.config import SchedulerConfig
+from scheduler.config import MAX_WAITING_REQUESTS, MAX_WAITING_TOKENS, SchedulerConfig
 from worker.config import WorkerConfig
 from worker.cuda_driver import gpu_memory
 from worker.find_model import find_model
@@ -149,6 +149,13 @@ class LaunchConfig:
     )
     max_in_flight: int = dataclasses.field(
         default=2, metadata=flag("plans a rank may have unanswered: 1 or 2")
+    )
+    max_waiting_requests: int = dataclasses.field(
+        default=MAX_WAITING_REQUESTS, metadata=flag("sequences that may wait; more are refused")
+    )
+    max_waiting_tokens: int = dataclasses.field(
+        default=MAX_WAITING_TOKENS,
+        metadata=flag("their tokens, prompt by prompt; more are refused"),
     )
     prefix_cache: bool = dataclasses.field(
         default=True, metadata=flag("do not reuse the KV blocks of equal prefixes")
@@ -357,6 +364,8 @@ def _build_commands(
         itl_target_ms=config.itl_target_ms,
         max_in_flight=config.max_in_flight,
         prefix_cache=config.prefix_cache,
+        max_waiting_requests=config.max_waiting_requests,
+        max_waiting_tokens=config.max_waiting_tokens,
         step_timeout_s=config.step_timeout_s,
     )
     worker = WorkerConfig(

@@ -6,6 +6,8 @@ from protocol.lifecycle import ProcessConfig
 
 POLICIES = ("throughput", "latency")
 MAX_RANKS = 1024
+MAX_WAITING_REQUESTS = 16_384
+MAX_WAITING_TOKENS = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +41,10 @@ class SchedulerConfig:
         },
     )
     max_waiting_requests: int = field(
-        default=16_384, metadata={"help": "sequences that may wait; more are refused"}
+        default=MAX_WAITING_REQUESTS, metadata={"help": "sequences that may wait; more are refused"}
     )
     max_waiting_tokens: int = field(
-        default=8 << 20, metadata={"help": "tokens that may wait; more are refused"}
+        default=MAX_WAITING_TOKENS, metadata={"help": "tokens that may wait; more are refused"}
     )
 
     def __post_init__(self) -> None:

@@ -98,3 +98,24 @@ def wait_until_healthy(port):
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_what_a_full_queue_does_not_take_is_refused_through_either_frontend(launch):
+    engine = launch(
+        *("--fake-workers", "--frontends", "2", "--max-model-len", "4096"),
+        *("--max-num-seqs", "1", "--max-waiting-requests", "1"),
+    )
+    body = {"prompt": [7] * 8, "max_tokens": 3000, "ignore_eos": True}
+    with ThreadPoolExecutor(12) as pool:
+        jobs = [pool.submit(engine.request, "POST", "/v1/completions", body) for _ in range(12)]
+        answers = [job.result() for job in jobs]
+    taken = [answer for status, _, answer in answers if status == 200]
+    refused = [(status, headers, answer) for status, headers, answer in answers if status != 200]
+    # One runs, and another waits if it came after the first had left the queue.
+    assert 1 <= len(taken) <= 2
+    for answer in taken:
+        assert answer["usage"]["completion_tokens"] == 3000
+    for status, headers, answer in refused:
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert answer["error"]["code"] == "overloaded"

@@ -88,6 +88,8 @@ def test_every_argument_reaches_the_launcher(launched):
         "enforce_eager": True,
         "policy": "latency",
         "itl_target_ms": 12.5,
+        "max_waiting_requests": 9,
+        "max_waiting_tokens": 90,
         "max_in_flight": 1,
         "prefix_cache": False,
         "threads": 1,
