@@ -1,3 +1,4 @@
+import random
 from array import array
 
 import pytest
@@ -181,3 +182,49 @@ def test_audit_names_content_that_is_not_its_holders(audited):
     manager, holding = audited
     other = Holding(holding.name, holding.block_table, prefix(3, 4))
     assert manager.audit(HASHER, [other]) == ["block 0 holds other tokens than request=1 has there"]
+
+
+@pytest.mark.slow
+def test_no_block_is_lost_over_a_million_operations():
+    generator = random.Random(0)
+    manager = BlockManager(64, block_size=2)
+    # Texts of eight blocks that are alike, two by two, in their first four.
+    texts = [prefix(*[number // 2, 1] * 4, *[number, 2] * 4) for number in range(40)]
+    holders: list[tuple[int, list[int], int]] = []  # text, blocks, registered
+    num_hits = 0
+
+    for operation in range(1_000_000):
+        match generator.randrange(4):
+            case 0 if manager.num_free >= 8:
+                text = generator.randrange(len(texts))
+                length = generator.randint(1, 8)
+                hits = manager.match(texts[text][: length - 1])
+                manager.share(hits)
+                num_hits += len(hits)
+                blocks = hits + manager.allocate(length - len(hits))
+                holders.append((text, blocks, len(hits)))
+            case 1 if holders:
+                place = generator.randrange(len(holders))
+                text, blocks, registered = holders[place]
+                if registered < len(blocks):
+                    manager.register(blocks[registered], texts[text][registered])
+                    holders[place] = (text, blocks, registered + 1)
+            case 2 if holders and manager.num_free and len(holders[-1][1]) < 8:
+                holders[-1][1].append(manager.take())
+            case 3 if holders:
+                place = generator.randrange(len(holders))
+                _, blocks, _ = holders.pop(place)
+                before = manager.num_free
+                freed = manager.release(blocks)
+                assert manager.num_free == before + freed
+        if operation % 20_000 == 0:
+            holdings = [
+                Holding(str(place), blocks, texts[text][:registered])
+                for place, (text, blocks, registered) in enumerate(holders)
+            ]
+            assert manager.audit(HASHER, holdings) == []
+    assert num_hits > 50_000
+    for _, blocks, _ in holders:
+        manager.release(blocks)
+    assert manager.num_free == 64
+    assert manager.audit(HASHER, []) == []
