@@ -3,7 +3,7 @@
 A step here is everything that the scheduler process does for it between two waits, but the
 sockets: decode the result's frame, commit, encode the deltas, schedule, encode the plan. Prints a
 JSON line for each number of running sequences, with the median over the steps, in microseconds and
-in bytes of the plan's frame.
+in bytes of the plan's frame; then one for what the prefix index costs a block of a long prompt.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from protocol.messages import (
     WorkerToScheduler,
 )
 from scheduler.policy import THROUGHPUT_BUDGET, ThroughputPolicy
+from scheduler.prefix import PrefixChain, PrefixHasher
 from scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 151_936
@@ -70,6 +71,23 @@ def main() -> None:
             "date": today(),
         }
         print(json.dumps(row), flush=True)
+    place = {"device": cpu_name(), "commit": commit(), "date": today()}
+    us_per_block = round(hash_long_prompt(arguments.block_size) * 1e6, 2)
+    row = {"bench": "hashing", "block_size": arguments.block_size, "us_per_block": us_per_block}
+    print(json.dumps(row | place), flush=True)
+
+
+def hash_long_prompt(block_size: int) -> float:
+    """Return the seconds a block that naming a 131,072-token prompt's blocks takes, at best."""
+    tokens = array("i", range(131_072))
+    num_blocks = len(tokens) // block_size
+    rounds: list[float] = []
+    for _ in range(5):
+        chain = PrefixChain(PrefixHasher(b"benchmark"), b"", block_size)
+        start = time.perf_counter()
+        chain.block(num_blocks - 1, tokens)
+        rounds.append((time.perf_counter() - start) / num_blocks)
+    return min(rounds)
 
 
 class Step(NamedTuple):
