@@ -50,7 +50,12 @@ from protocol.messages import PROTOCOL_VERSION
 from protocol.plain_line import plain_line
 from protocol.run_dir import ClaimedRunDir, RunDir
 from protocol.standard_streams import open_standard_streams
-from scheduler.config import MAX_WAITING_REQUESTS, MAX_WAITING_TOKENS, SchedulerConfig
+from scheduler.config import (
+    MAX_WAITING_REQUESTS,
+    MAX_WAITING_TOKENS,
+    SchedulerConfig,
+    token_budget,
+)
 from worker.config import WorkerConfig
 from worker.cuda_driver import gpu_memory
 from worker.find_model import find_model
@@ -60,7 +65,6 @@ from worker.model_files import read_model_config
 
 log = logging.getLogger("launch")
 
-TOKEN_BUDGETS = {"latency": 2048, "throughput": 16384}
 STOP_GRACE_S = 1.5
 """How long a child may take to end by itself once its lifeline is cut."""
 STACK_WAIT_S = 1.0
@@ -289,7 +293,7 @@ def resolve(config: LaunchConfig) -> LaunchConfig:
         api_key_file=_absolute(config.api_key_file),
         served_model_name=config.served_model_name or name,
         device=device,
-        max_num_batched_tokens=token_budget(config),
+        max_num_batched_tokens=token_budget(config.policy, config.max_num_batched_tokens),
         max_num_seqs=config.max_num_seqs or DEFAULT_NUM_SEQS[device],
     )
 
@@ -297,11 +301,6 @@ def resolve(config: LaunchConfig) -> LaunchConfig:
 def _absolute(path: str) -> str:
     """Return a path as it is from anywhere; empty stays empty."""
     return str(Path(path).expanduser().absolute()) if path else ""
-
-
-def token_budget(config: LaunchConfig) -> int:
-    """Return the most tokens of a step: the flag's value, or the policy's."""
-    return config.max_num_batched_tokens or TOKEN_BUDGETS[config.policy]
 
 
 def resolve_device(config: LaunchConfig) -> str:
@@ -360,7 +359,7 @@ def _build_commands(
         process=process,
         tp=config.tp,
         policy=config.policy,
-        max_num_batched_tokens=token_budget(config),
+        max_num_batched_tokens=token_budget(config.policy, config.max_num_batched_tokens),
         itl_target_ms=config.itl_target_ms,
         max_in_flight=config.max_in_flight,
         prefix_cache=config.prefix_cache,
@@ -381,7 +380,7 @@ def _build_commands(
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=token_budget(config),
+        max_num_batched_tokens=token_budget(config.policy, config.max_num_batched_tokens),
         step_timeout_s=config.step_timeout_s,
         gpu_memory_utilization=config.gpu_memory_utilization,
         enforce_eager=config.enforce_eager,
@@ -435,7 +434,7 @@ def describe(config: LaunchConfig) -> str:
             dtype=config.dtype,
             block_size=config.block_size,
             utilization=config.gpu_memory_utilization,
-            max_num_batched_tokens=token_budget(config),
+            max_num_batched_tokens=token_budget(config.policy, config.max_num_batched_tokens),
             max_num_seqs=config.max_num_seqs,
             has_graphs=not config.enforce_eager,
             total=min(gpu_memory()),

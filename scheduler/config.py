@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 
 from protocol.lifecycle import ProcessConfig
+from scheduler.policy import LATENCY_BUDGET, THROUGHPUT_BUDGET
 
-POLICIES = ("throughput", "latency")
+TOKEN_BUDGETS = {"throughput": THROUGHPUT_BUDGET, "latency": LATENCY_BUDGET}
+"""Every policy's default."""
 MAX_RANKS = 1024
 MAX_WAITING_REQUESTS = 16_384
 MAX_WAITING_TOKENS = 8 << 20
@@ -18,7 +20,10 @@ class SchedulerConfig:
     tp: int = field(default=1, metadata={"help": "ranks to wait for"})
     policy: str = field(
         default="latency",
-        metadata={"help": "what a step prefers: short gaps or few steps", "choices": POLICIES},
+        metadata={
+            "help": "what a step prefers: short gaps or few steps",
+            "choices": tuple(TOKEN_BUDGETS),
+        },
     )
     max_num_batched_tokens: int | None = field(
         default=None, metadata={"help": "token budget of a step; default: the policy's"}
@@ -59,6 +64,11 @@ class SchedulerConfig:
         _require_range("--step-timeout", self.step_timeout_s, 0.1, 86_400)
         _require_range("--max-waiting-requests", self.max_waiting_requests, 1, 2**20)
         _require_range("--max-waiting-tokens", self.max_waiting_tokens, 1, 2**31)
+
+
+def token_budget(policy: str, max_num_batched_tokens: int | None) -> int:
+    """Return the most tokens of a step: what a flag says, or the policy's default."""
+    return max_num_batched_tokens or TOKEN_BUDGETS[policy]
 
 
 def _require_range(flag: str, value: float, low: float, high: float) -> None:

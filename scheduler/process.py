@@ -25,17 +25,11 @@ from protocol.recording import recorder
 from protocol.run_dir import RunDir
 from protocol.running_clock import RunningClock
 from protocol.validation import longest_sequence
-from scheduler.config import SchedulerConfig
+from scheduler.config import SchedulerConfig, token_budget
 from scheduler.deltas import refusal
 from scheduler.frontends import Event, Frontends, Left
 from scheduler.gathering import Gathering
-from scheduler.policy import (
-    LATENCY_BUDGET,
-    THROUGHPUT_BUDGET,
-    LatencyPolicy,
-    Policy,
-    ThroughputPolicy,
-)
+from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
 from scheduler.ranks import Ranks
 from scheduler.scheduler import Scheduler
 from scheduler.stats import StatsLine
@@ -125,13 +119,11 @@ def _meet_ranks(ranks: Ranks, lifeline: Lifeline) -> EngineFacts:
 
 
 def _policy(config: SchedulerConfig) -> Policy:
+    budget = token_budget(config.policy, config.max_num_batched_tokens)
     if config.policy == "throughput":
-        return ThroughputPolicy(config.max_num_batched_tokens or THROUGHPUT_BUDGET)
+        return ThroughputPolicy(budget)
     target_ms = config.itl_target_ms
-    return LatencyPolicy(
-        config.max_num_batched_tokens or LATENCY_BUDGET,
-        itl_target_s=None if target_ms is None else target_ms / 1000,
-    )
+    return LatencyPolicy(budget, itl_target_s=None if target_ms is None else target_ms / 1000)
 
 
 def _build_scheduler(config: SchedulerConfig, facts: EngineFacts, policy: Policy) -> Scheduler:
