@@ -220,6 +220,7 @@ class ClientSession:
             facts=self._engine.facts,
             live_requests=self._engine.num_live_requests,
             waiting_requests=self._engine.waiting_requests,
+            cache=self._engine.cache,
         )
 
 

@@ -30,6 +30,7 @@ from protocol.messages import (
     AbortAck,
     AbortState,
     AddSequence,
+    CacheStats,
     ChatMessage,
     EngineFacts,
     ErrorInfo,
@@ -64,6 +65,8 @@ class EngineClient:
         """What token ids spell, once the text process has said Hello."""
         self.waiting_requests = 0
         """At the scheduler, as it last said."""
+        self.cache: CacheStats | None = None
+        """The scheduler's prefix cache, as it last said."""
         self.drain_deadline: float | None = None
         """Set when nothing new is taken any more; seconds on the monotonic clock."""
         self.news = asyncio.Event()
@@ -213,7 +216,7 @@ class EngineClient:
             end = start + count
             request = self._requests.get(request_id)
             if request is not None and sample < len(request.samples):
-                request.samples[sample].cached_tokens = cached
+                request.samples[sample].learn_cached_tokens(cached)
                 self._accept(
                     request,
                     request.samples[sample],
@@ -230,9 +233,10 @@ class EngineClient:
         self._settle_abort(ack)
 
     def take_ping(self, ping: Ping) -> None:
-        """Note that the scheduler is there, and how long its queue is."""
+        """Note that the scheduler is there, how long its queue is, and how its cache does."""
         self._last_heard = time.monotonic()
         self.waiting_requests = ping.waiting_requests
+        self.cache = ping.cache
 
     def start_draining(self, deadline: float) -> None:
         """Take nothing new from now on; a second call can bring the deadline forward."""

@@ -58,6 +58,14 @@ class Sample:
             next_index=len(self.output_ids),
         )
 
+    def learn_cached_tokens(self, count: int) -> None:
+        """Take in how many prompt tokens were found cached when the sequence first started.
+
+        What a resumed sequence finds again is mostly its own, and no news.
+        """
+        if not self.output_ids:
+            self.cached_tokens = count
+
     def accept(
         self,
         first_index: int,

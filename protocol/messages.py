@@ -25,7 +25,7 @@ from msgspec import Meta
 from protocol.codes import Code
 from protocol.errors import ErrorCode
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_MODEL_LEN = 1 << 20
@@ -202,6 +202,36 @@ class Usage(Part, frozen=True, kw_only=True):
     cached_tokens: Count = 0
 
 
+class CacheStats(Part, frozen=True, kw_only=True):
+    """The prefix cache in numbers: what has been done since the start, and how it is now."""
+
+    lookup_tokens: Count = 0
+    """Prompt tokens of sequences admitted for the first time: these were looked up."""
+    cached_tokens: Count = 0
+    """Those of them that were found."""
+    resumed_lookup_tokens: Count = 0
+    """Tokens of sequences admitted again, after a preemption or a lost connection."""
+    resumed_cached_tokens: Count = 0
+    """Those of them that were found: mostly blocks that the sequences themselves had computed."""
+    shared_blocks: Count = 0
+    """Blocks found while another sequence held them."""
+    revived_blocks: Count = 0
+    """Blocks found after their last holder had released them."""
+    evicted_blocks: Count = 0
+    """Blocks forgotten because their room was needed."""
+    indexed_blocks: Count = 0
+    """Now: blocks that the index knows, held or free."""
+    free_blocks: Count = 0
+    """Now: blocks that no sequence holds."""
+    cached_blocks: Count = 0
+    """Now: those of them that the index knows."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the tokens looked up that were found; None before the first."""
+        return self.cached_tokens / self.lookup_tokens if self.lookup_tokens else None
+
+
 class ErrorInfo(Part, frozen=True, kw_only=True):
     """A failure as its client sees it."""
 
@@ -251,6 +281,8 @@ class Ping(Numbered, frozen=True, kw_only=True):
 
     waiting_requests: Count = 0
     waiting_tokens: Count = 0
+    cache: CacheStats | None = None
+    """From the scheduler."""
 
 
 class Resend(Numbered, frozen=True, kw_only=True):
@@ -319,6 +351,8 @@ class StatusReply(Numbered, frozen=True, kw_only=True):
     """At this frontend."""
     waiting_requests: Count
     """At the scheduler."""
+    cache: CacheStats | None = None
+    """As the scheduler last said; nil before."""
 
 
 class Abort(Numbered, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from scheduler.prefix import PrefixBlock, PrefixHasher
+from scheduler.stats import Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class BlockManager:
     under its own key; every free block is in exactly one of the two free lists.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, counters: Counters | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._references = [0] * num_blocks
@@ -49,11 +50,17 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._index: dict[bytes, int] = {}
         self._content: list[PrefixBlock | None] = [None] * num_blocks
+        self._counters = counters or Counters()
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds, cached ones included."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks that the prefix index knows."""
+        return len(self._cached)
 
     @property
     def num_indexed(self) -> int:
@@ -92,10 +99,14 @@ class BlockManager:
 
     def share(self, blocks: list[int]) -> None:
         """Hold blocks that `match` has found, once more each."""
+        revived = 0
         for block in blocks:
             if self._references[block] == 0:
                 del self._cached[block]
+                revived += 1
             self._references[block] += 1
+        self._counters.revived_blocks += revived
+        self._counters.shared_blocks += len(blocks) - revived
 
     def allocate(self, count: int) -> list[int]:
         """Return `count` blocks, now held once. The caller has looked at `num_free`."""
@@ -109,6 +120,7 @@ class BlockManager:
         else:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
+            self._counters.evicted_blocks += 1
         self._references[block] = 1
         return block
 

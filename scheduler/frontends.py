@@ -5,6 +5,7 @@ be ended, and whatever it says next begins with Hello. No frontend can harm more
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, assert_never
@@ -15,6 +16,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import (
     Abort,
     AddSequence,
+    CacheStats,
     Drain,
     FrontendToScheduler,
     Hello,
@@ -93,15 +95,26 @@ class Frontends:
             connection.send(message)
             self._has_news = True
 
-    def ping(self, now: float, waiting_requests: int, waiting_tokens: int) -> None:
-        """Tell that we are there, the queue's length, and which message was the last."""
+    def ping(
+        self,
+        now: float,
+        waiting_requests: int,
+        waiting_tokens: int,
+        cache_stats: Callable[[], CacheStats],
+    ) -> None:
+        """Tell that we are there, the queue's length, and which message was the last.
+
+        `cache_stats` is called only where a Ping is due.
+        """
         last, *told = self._last_ping
         has_news = self._has_news or told != [waiting_requests, waiting_tokens]
         if now - last < (PING_INTERVAL_S if has_news else PING_LATEST_S):
             return
         self._last_ping = (now, waiting_requests, waiting_tokens)
         self._has_news = False
-        ping = Ping(waiting_requests=waiting_requests, waiting_tokens=waiting_tokens)
+        ping = Ping(
+            waiting_requests=waiting_requests, waiting_tokens=waiting_tokens, cache=cache_stats()
+        )
         for connection in list(self._connections.values()):
             connection.send(ping)
 

@@ -137,12 +137,23 @@ class Planner:
             first is not None and prefill_key(first, order) < prefill_key(waiting, order)
         ):
             return first
+        is_first = waiting.cached_tokens is None and not waiting.num_output_tokens
         if draft.join_bytes < MAX_JOIN_BYTES and self._running.admit(waiting, draft, step_id):
             self._queue.admit(waiting)
-            self._counters.cached_tokens += waiting.num_planned
+            if self._running.prefix_cache:
+                self._count_lookup(waiting, is_first=is_first)
             return waiting
         draft.admission_closed = True
         return first
+
+    def _count_lookup(self, sequence: Sequence, *, is_first: bool) -> None:
+        # What ran before finds its own blocks again, which says nothing of how prompts share.
+        if is_first:
+            self._counters.lookup_tokens += len(sequence.tokens)
+            self._counters.cached_tokens += sequence.num_planned
+        else:
+            self._counters.resumed_lookup_tokens += len(sequence.tokens)
+            self._counters.resumed_cached_tokens += sequence.num_planned
 
     def _grant(self, draft: Draft, sequence: Sequence, room: _Room) -> int:
         """Plan as many of a sequence's pending tokens as there is room for; return how many."""

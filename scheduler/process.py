@@ -88,7 +88,9 @@ def _serve(
             ranks.send(plan, running)
         for source, deltas in outputs:
             frontends.send(source, deltas)
-        frontends.ping(now, scheduler.waiting_requests, scheduler.waiting_tokens)
+        frontends.ping(
+            now, scheduler.waiting_requests, scheduler.waiting_tokens, scheduler.cache_stats
+        )
         ranks.check(running)
 
         is_busy = scheduler.num_live > 0
@@ -205,5 +207,7 @@ def _check_rest(scheduler: Scheduler, facts: EngineFacts) -> None:
 def _describe(scheduler: Scheduler, facts: EngineFacts) -> str:
     return (
         f"running={scheduler.num_running} waiting={scheduler.waiting_requests} "
-        f"free_blocks={scheduler.num_free_blocks}/{facts.num_blocks}"
+        f"free_blocks={scheduler.num_free_blocks}/{facts.num_blocks} "
+        f"cached_blocks={scheduler.block_manager.num_cached} "
+        f"indexed_blocks={scheduler.block_manager.num_indexed}"
     )

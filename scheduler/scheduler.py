@@ -19,6 +19,7 @@ from protocol.messages import (
     AbortAck,
     AbortState,
     AddSequence,
+    CacheStats,
     EngineFacts,
     FinishReason,
     StepPlan,
@@ -64,7 +65,7 @@ class Scheduler:
         self._facts = facts
         self._max_in_flight = max_in_flight
         self._hasher = PrefixHasher(prefix_key or b"")
-        self.block_manager = BlockManager(facts.num_blocks, facts.block_size)
+        self.block_manager = BlockManager(facts.num_blocks, facts.block_size, self.counters)
         # Every running sequence may have a row in every step, so there are no more of them than
         # the budget has tokens.
         self._table = SlotTable(min(facts.slots, policy.budget))
@@ -113,6 +114,22 @@ class Scheduler:
     def num_free_blocks(self) -> int:
         """Blocks that no sequence holds."""
         return self.block_manager.num_free
+
+    def cache_stats(self) -> CacheStats:
+        """Return what the prefix cache has done since the start, and how it is now."""
+        counters, blocks = self.counters, self.block_manager
+        return CacheStats(
+            lookup_tokens=counters.lookup_tokens,
+            cached_tokens=counters.cached_tokens,
+            resumed_lookup_tokens=counters.resumed_lookup_tokens,
+            resumed_cached_tokens=counters.resumed_cached_tokens,
+            shared_blocks=counters.shared_blocks,
+            revived_blocks=counters.revived_blocks,
+            evicted_blocks=counters.evicted_blocks,
+            indexed_blocks=blocks.num_indexed,
+            free_blocks=blocks.num_free,
+            cached_blocks=blocks.num_cached,
+        )
 
     @property
     def num_live(self) -> int:

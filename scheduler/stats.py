@@ -13,8 +13,20 @@ class Counters:
     """Plans committed."""
     prefill_tokens: int = 0
     """Known tokens planned in chunks."""
+    lookup_tokens: int = 0
+    """Prompt tokens that first admissions looked up in the prefix index."""
     cached_tokens: int = 0
-    """Known tokens that admissions found in the prefix index instead."""
+    """Those of them that were found instead of being computed."""
+    resumed_lookup_tokens: int = 0
+    """Known tokens that admissions of what had run before looked up."""
+    resumed_cached_tokens: int = 0
+    """Those of them that were found. Kept apart: mostly they are the sequence's own."""
+    shared_blocks: int = 0
+    """Blocks that admissions found held by another sequence."""
+    revived_blocks: int = 0
+    """Blocks that admissions found free, but with their content."""
+    evicted_blocks: int = 0
+    """Blocks whose content was forgotten because they were needed."""
     output_tokens: int = 0
     """Tokens committed."""
     dropped_tokens: int = 0
@@ -58,7 +70,12 @@ class StatsLine:
         return (
             f"prefill_tps={(counters.prefill_tokens - before.prefill_tokens) / seconds:.0f} "
             f"decode_tps={(counters.output_tokens - before.output_tokens) / seconds:.0f} "
+            f"looked_up={counters.lookup_tokens - before.lookup_tokens} "
             f"cached={counters.cached_tokens - before.cached_tokens} "
+            f"resumed_cached={counters.resumed_cached_tokens - before.resumed_cached_tokens} "
+            f"shared={counters.shared_blocks - before.shared_blocks} "
+            f"revived={counters.revived_blocks - before.revived_blocks} "
+            f"evicted={counters.evicted_blocks - before.evicted_blocks} "
             f"steps={steps} step_ms={computing_s * 1e3 / max(1, steps):.1f} "
             f"finished={counters.finished - before.finished} "
             f"preempted={counters.preemptions - before.preemptions}"

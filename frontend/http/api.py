@@ -28,6 +28,7 @@ from frontend.http.replies import (
     Health,
     ModelCard,
     ModelList,
+    PrefixCache,
     TokenizeReply,
     TokenizerInfo,
     Version,
@@ -52,7 +53,7 @@ from frontend.text.text_model import TextModel
 from frontend.vocabulary import Vocabulary
 from protocol.columns import unpack_int32
 from protocol.errors import ErrorCode, RequestError
-from protocol.messages import PROTOCOL_VERSION, EngineFacts
+from protocol.messages import PROTOCOL_VERSION, CacheStats, EngineFacts
 from protocol.validation import validate_prompt
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -162,6 +163,7 @@ class Api:
             live_requests=engine.num_live_requests,
             waiting_requests=engine.waiting_requests,
             unacknowledged_aborts=engine.num_unacknowledged_aborts,
+            prefix_cache=_prefix_cache(engine.cache),
         )
         return _json(facts, status=200 if facts.ready and is_progressing else 503)
 
@@ -319,6 +321,12 @@ async def _on_bug(request: Request, error: Exception) -> Response:  # noqa: ARG0
 
 def _json(reply: msgspec.Struct, *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(reply), status_code=status, media_type="application/json")
+
+
+def _prefix_cache(stats: CacheStats | None) -> PrefixCache | None:
+    if stats is None:
+        return None
+    return PrefixCache(hit_rate=stats.hit_rate, **msgspec.structs.asdict(stats))
 
 
 def _report_ignored(names: list[str]) -> dict[str, str]:

@@ -149,6 +149,23 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
+class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefix cache in numbers: what the engine has done since it started, and how it is now."""
+
+    hit_rate: float | None
+    """`cached_tokens` of `lookup_tokens`; null before the first."""
+    lookup_tokens: int
+    cached_tokens: int
+    resumed_lookup_tokens: int
+    resumed_cached_tokens: int
+    shared_blocks: int
+    revived_blocks: int
+    evicted_blocks: int
+    indexed_blocks: int
+    free_blocks: int
+    cached_blocks: int
+
+
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """GET /health: 200 if ready and progressing, else 503."""
 
@@ -165,6 +182,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     waiting_requests: int
     """At the scheduler, as it last said."""
     unacknowledged_aborts: int
+    prefix_cache: PrefixCache | None
+    """As the scheduler last said; null before."""
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

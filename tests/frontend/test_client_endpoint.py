@@ -20,6 +20,7 @@ from protocol.messages import (
     AbortAck,
     AbortState,
     AddSequence,
+    CacheStats,
     ChatMessage,
     FinishReason,
     FrontendToClient,
@@ -36,6 +37,7 @@ from protocol.messages import (
 from tests.frontend.conftest import FACTS, DeskText, make_deltas, until
 
 PROMPT = pack_int32([1, 2, 3])
+CACHE = CacheStats(lookup_tokens=40, cached_tokens=10)
 
 
 class Client:
@@ -312,9 +314,13 @@ def test_status(bench):
         client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
         await bench.sequences(1)
         client.send(Status())
-        return await client.receive()
+        early = await client.receive()
+        bench.engine.take_ping(Ping(cache=CACHE))
+        client.send(Status())
+        return early, await client.receive()
 
-    status = bench(use)
+    early, status = bench(use)
+    assert (early.cache, status.cache) == (None, CACHE)
     assert isinstance(status, StatusReply)
     assert (status.model, status.ready, status.facts) == ("smol", True, FACTS)
     assert (status.live_requests, status.waiting_requests) == (1, 0)
@@ -527,7 +533,7 @@ def test_other_roles_and_versions_are_told_ours(bench, fields):
         return [await client.receive() for _ in range(2)], len(bench.endpoint._sessions)
 
     (hello, reset), sessions = bench(use)
-    assert hello.protocol_version == 1
+    assert hello.protocol_version == 2
     assert isinstance(reset, Reset)
     assert sessions == 0
 

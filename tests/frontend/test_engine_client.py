@@ -18,6 +18,7 @@ from protocol.messages import (
     AbortAck,
     AbortState,
     AddSequence,
+    CacheStats,
     ChatMessage,
     FinishReason,
     Ping,
@@ -92,7 +93,7 @@ def test_a_request_from_start_to_end(bench):
     assert (last.token_ids, last.finish_reason) == ([665, 2], FinishReason.STOP)
     assert (live, aborts) == (0, [])
     usage = request.usage()
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 3, 0)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +186,19 @@ def test_a_stop_string_reports_stop_aborts_and_drops_what_comes_later(bench):
     assert other.sample == 1
     assert (aborts, waiting) == ([(1, 0)], 1)
     assert (engine.num_unacknowledged_aborts, engine.num_live_requests) == (0, 0)
+
+
+def test_what_a_resumed_sequence_finds_again_is_not_counted_as_cached(bench):
+    async def use(bench):
+        request = await bench.start(n=2)
+        first, second = bench.sequences()
+        bench.tokens(first, [5, 6], first=0, cached=1)
+        bench.engine.meet_scheduler(FACTS)  # it has forgotten both
+        bench.tokens(first, [7], first=2, cached=3, reason=FinishReason.LENGTH)
+        bench.tokens(second, [7], first=0, cached=2, reason=FinishReason.LENGTH)
+        return [request.sample_usage(sample).cached_tokens for sample in range(2)]
+
+    assert bench(use) == [1, 2]
 
 
 def test_an_abort_by_the_client_drops_everything(bench):
@@ -344,14 +358,15 @@ def test_the_end_of_all(bench):
 
 def test_progress_and_pings(bench, monkeypatch):
     async def use(bench):
-        bench.engine.take_ping(Ping(waiting_requests=5))
+        bench.engine.take_ping(Ping(waiting_requests=5, cache=CacheStats(free_blocks=7)))
         answers = [bench.engine.is_progressing()]
         monkeypatch.setattr("frontend.engine_client.SILENCE_LIMIT_S", 0.0)
         answers.append(bench.engine.is_progressing())
         bench.engine.facts = None
-        return [*answers, bench.engine.is_progressing(), bench.engine.waiting_requests]
+        answers.append(bench.engine.is_progressing())
+        return answers, bench.engine.waiting_requests, bench.engine.cache
 
-    assert bench(use) == [True, False, True, 5]
+    assert bench(use) == ([True, False, True], 5, CacheStats(free_blocks=7))
 
 
 def test_text_and_ids(bench):

@@ -14,17 +14,19 @@ FACTS = m.EngineFacts(
     rank=0, back_end="torch", block_size=16, num_blocks=9, slots=4, max_model_len=64, vocab_size=50
 )
 FACTS_LIST = [0, "torch", 16, 9, 4, 64, 50]
+CACHE = m.CacheStats(lookup_tokens=40, cached_tokens=10, evicted_blocks=5, free_blocks=3)
+CACHE_LIST = [40, 10, 0, 0, 0, 0, 5, 0, 3, 0]
 
 # One of each message, and the plain msgpack array it must be on the wire. A change here is a
 # change of the protocol: raise PROTOCOL_VERSION with it.
 GOLDEN: list[tuple[m.Message, list[object]]] = [
     (
         m.Hello(role=m.Role.WORKER, identity=b"w0", epoch=3, fingerprint="ab", facts=FACTS),
-        ["Hello", 1, 3, b"w0", 3, "ab", FACTS_LIST],
+        ["Hello", 2, 3, b"w0", 3, "ab", FACTS_LIST],
     ),
     (
-        m.Ping(epoch=1, seq=2, waiting_requests=3, waiting_tokens=4),
-        ["Ping", 1, 2, 3, 4],
+        m.Ping(epoch=1, seq=2, waiting_requests=3, waiting_tokens=4, cache=CACHE),
+        ["Ping", 1, 2, 3, 4, CACHE_LIST],
     ),
     (m.Resend(epoch=1, seq=2, from_seq=2), ["Resend", 1, 2, 2]),
     (m.Reset(epoch=1, seq=2), ["Reset", 1, 2]),
@@ -64,7 +66,7 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             live_requests=1,
             waiting_requests=2,
         ),
-        ["StatusReply", 1, 1, "m", True, None, 1, 2],
+        ["StatusReply", 1, 1, "m", True, None, 1, 2, None],
     ),
     (m.Abort(epoch=1, seq=1, request_id=5), ["Abort", 1, 1, 5, -1]),
     (
@@ -193,7 +195,7 @@ def test_an_independent_encoder_is_understood(message, array):
     ("array", "complaint"),
     [
         (["Nonsense", 1, 1], "Invalid value 'Nonsense'"),
-        (["Ping", 1, 2, 3, 4, 5], "Expected `array` of at most length"),
+        (["Ping", 1, 2, 3, 4, None, 5], "Expected `array` of at most length"),
         (["Ping", 1, -1, 3, 4], r"`\$\[2\]`"),
         (["Ping", "1", 2, 3, 4], "Expected `int`, got `str`"),
         (["StepResult", 1, 1, 4, 0, b"\0\0\0"], "tokens is 3 bytes, not a multiple of 4"),

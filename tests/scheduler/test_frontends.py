@@ -7,6 +7,7 @@ from protocol.messages import (
     Abort,
     AbortAck,
     AbortState,
+    CacheStats,
     Hello,
     Ping,
     Reset,
@@ -175,20 +176,25 @@ def test_another_version_is_told_ours_and_another_role_nothing():
     assert odd.heard() == []
 
 
+def not_due():
+    raise AssertionError("nobody is pinged now")
+
+
 def test_pings_tell_the_queue_when_it_changes_at_a_modest_rate():
     router, frontends = engine()
     peer = connected(router, frontends)
-    frontends.ping(100.0, 0, 0)
+    frontends.ping(100.0, 0, 0, CacheStats)
     assert kinds(peer.heard()) == [Ping]
-    frontends.ping(100.0 + PING_LATEST_S / 2, 0, 0)
+    frontends.ping(100.0 + PING_LATEST_S / 2, 0, 0, not_due)
     assert peer.heard() == []
-    frontends.ping(100.0 + PING_LATEST_S, 0, 0)
+    frontends.ping(100.0 + PING_LATEST_S, 0, 0, CacheStats)
     assert kinds(peer.heard()) == [Ping]
-    frontends.ping(300.0, 3, 50)
-    frontends.ping(300.0 + PING_INTERVAL_S / 2, 4, 60)
+    frontends.ping(300.0, 3, 50, CacheStats)
+    frontends.ping(300.0 + PING_INTERVAL_S / 2, 4, 60, not_due)
     (ping,) = peer.heard()
     assert (ping.waiting_requests, ping.waiting_tokens) == (3, 50)
-    frontends.ping(300.0 + PING_INTERVAL_S, 4, 60)
+    assert ping.cache == CacheStats()
+    frontends.ping(300.0 + PING_INTERVAL_S, 4, 60, CacheStats)
     (ping,) = peer.heard()
     assert (ping.waiting_requests, ping.waiting_tokens) == (4, 60)
 
@@ -196,11 +202,11 @@ def test_pings_tell_the_queue_when_it_changes_at_a_modest_rate():
 def test_a_ping_follows_news_so_that_a_lost_last_message_is_noticed():
     router, frontends = engine()
     peer = connected(router, frontends)
-    frontends.ping(100.0, 0, 0)
+    frontends.ping(100.0, 0, 0, CacheStats)
     peer.heard()
     frontends.send(b"f", ACK)
     router.outbound.clear()
-    frontends.ping(101.0, 0, 0)
+    frontends.ping(101.0, 0, 0, CacheStats)
     assert kinds(peer.heard()) == [Ping]
     frontends.receive()
     assert kinds(peer.heard()) == [AbortAck]

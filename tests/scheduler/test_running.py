@@ -92,7 +92,7 @@ def test_the_blocks_of_a_preempted_sequence_are_found_again_if_nobody_needed_the
         simulation.add(add_message(request_id, prompt(request_id, 6), max_tokens=8))
     simulation.run()
     assert simulation.scheduler.counters.preemptions == 1
-    assert simulation.scheduler.counters.cached_tokens > 0
+    assert simulation.scheduler.counters.resumed_cached_tokens > 0
     simulation.check_outputs()
 
 

@@ -9,7 +9,7 @@ from protocol.columns import (
     unpack_rows,
 )
 from protocol.errors import ErrorCode, RequestError
-from protocol.messages import AbortState, FinishReason, LogprobColumns, StepResult
+from protocol.messages import AbortState, CacheStats, FinishReason, LogprobColumns, StepResult
 from scheduler.policy import LatencyPolicy, ThroughputPolicy
 from tests.scheduler.simulation import VOCAB_SIZE, add_message, expected_output, simulate
 
@@ -418,6 +418,61 @@ def test_a_preempted_sequence_reports_the_cached_tokens_of_its_first_admission()
     assert simulation.scheduler.counters.preemptions > 0
     assert simulation.received(1).cached_tokens == 0
     simulation.check_outputs()
+
+
+# The prefix cache in numbers
+
+
+def test_the_cache_counts_lookups_hits_and_blocks():
+    simulation = simulate(num_blocks=12, block_size=4, slots=4)
+    prompt = list(range(12))
+    simulation.add(add_message(0, prompt, max_tokens=2))
+    simulation.plan()
+    simulation.answer()
+    simulation.add(add_message(1, [*prompt, 7], max_tokens=2))  # 3 blocks that another holds
+    simulation.run()
+    simulation.add(add_message(2, prompt, max_tokens=2))  # 2 blocks that nobody holds any more
+    simulation.run()
+    simulation.add(add_message(3, [9] * 47, max_tokens=1))  # all blocks there are
+    simulation.run()
+    assert simulation.scheduler.cache_stats() == CacheStats(
+        lookup_tokens=12 + 13 + 12 + 47,
+        cached_tokens=12 + 8,
+        shared_blocks=3,
+        revived_blocks=2,
+        evicted_blocks=3,
+        indexed_blocks=11,
+        free_blocks=12,
+        cached_blocks=11,
+    )
+
+
+def test_what_ran_before_does_not_make_the_hit_rate_better():
+    simulation = simulate(num_blocks=6, block_size=2, slots=2)
+    simulation.add(add_message(0, [1, 2], max_tokens=8))
+    simulation.add(add_message(1, [3, 4], max_tokens=8))
+    simulation.run()
+    stats = simulation.scheduler.cache_stats()
+    assert (stats.lookup_tokens, stats.cached_tokens, stats.hit_rate) == (4, 0, 0.0)
+    assert simulation.scheduler.counters.preemptions > 0
+    assert stats.resumed_lookup_tokens > stats.resumed_cached_tokens > 0
+    # Nor does a sequence that its frontend gives anew with what it has produced.
+    (first, second, *_) = simulation.received(0).tokens
+    simulation.add(add_message(2, [1, 2], max_tokens=8, resume_ids=(first, second), next_index=2))
+    simulation.run()
+    resumed = simulation.scheduler.cache_stats()
+    assert (resumed.lookup_tokens, resumed.cached_tokens) == (4, 0)
+    assert resumed.resumed_lookup_tokens == stats.resumed_lookup_tokens + 4
+    simulation.check_outputs()
+
+
+def test_without_a_cache_nothing_is_looked_up():
+    simulation = simulate(prefix_key=None)
+    simulation.add(add_message(0, [1] * 9, max_tokens=2))
+    simulation.run()
+    stats = simulation.scheduler.cache_stats()
+    assert stats == CacheStats(free_blocks=32)
+    assert stats.hit_rate is None
 
 
 # Logprobs

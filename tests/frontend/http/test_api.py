@@ -5,11 +5,24 @@ import json
 import pytest
 
 from protocol.columns import unpack_int32
-from protocol.messages import FinishReason
+from protocol.messages import CacheStats, FinishReason, Ping
+from tests.frontend.conftest import until
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
+CACHE = CacheStats(
+    lookup_tokens=40,
+    cached_tokens=10,
+    resumed_lookup_tokens=9,
+    resumed_cached_tokens=8,
+    shared_blocks=7,
+    revived_blocks=6,
+    evicted_blocks=5,
+    indexed_blocks=4,
+    free_blocks=3,
+    cached_blocks=2,
+)
 TEXT = "The capital of France is Paris. 😀 日本語"
 
 
@@ -585,6 +598,8 @@ def test_health_of_a_working_engine(serve):
     async def use(serving):
         held = await serving.http.open("POST", CHAT, {"messages": HI})
         await serving.scheduler.next_sequence()
+        serving.scheduler.connection.send(Ping(cache=CACHE))
+        await until(lambda: serving.engine.cache)
         answers = [await serving.http.request("GET", path) for path in ("/health", "/ping")]
         held.close()
         return answers
@@ -599,7 +614,27 @@ def test_health_of_a_working_engine(serve):
             "live_requests": 1,
             "waiting_requests": 0,
             "unacknowledged_aborts": 0,
+            "prefix_cache": {
+                "hit_rate": 0.25,
+                "lookup_tokens": 40,
+                "cached_tokens": 10,
+                "resumed_lookup_tokens": 9,
+                "resumed_cached_tokens": 8,
+                "shared_blocks": 7,
+                "revived_blocks": 6,
+                "evicted_blocks": 5,
+                "indexed_blocks": 4,
+                "free_blocks": 3,
+                "cached_blocks": 2,
+            },
         }
+
+
+def test_health_before_the_scheduler_has_told_of_its_cache(serve):
+    async def use(serving):
+        return json.loads((await serving.http.request("GET", "/health"))[2])["prefix_cache"]
+
+    assert serve(use) is None
 
 
 def test_an_engine_that_makes_no_progress_is_not_healthy(serve, monkeypatch):
@@ -623,7 +658,7 @@ def test_models_and_version(serve):
     assert models == {"object": "list", "data": [model]}
     assert model.pop("created") > 1_700_000_000
     assert model == {"id": "smol", "object": "model", "owned_by": "tokenwire", "max_model_len": 512}
-    assert version["protocol_version"] == 1
+    assert version["protocol_version"] == 2
 
 
 def test_tokenizing_over_http(serve):
