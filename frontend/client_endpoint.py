@@ -3,6 +3,7 @@
     Generate  →  Output …, one last for each sample
     Abort     →  AbortAck; nothing more comes of what it names
     Status    →  StatusReply
+    ResetCache  →  CacheReset
 
 Each client is known by its socket's identity and has a numbered connection of its own. One that is
 gone, breaks the protocol, says Reset or says Hello again has left: its requests are aborted, and
@@ -31,6 +32,7 @@ from protocol.messages import (
     Ping,
     Resend,
     Reset,
+    ResetCache,
     Role,
     Status,
 )
@@ -98,7 +100,7 @@ class ClientEndpoint:
             match message:
                 case Hello():
                     self._greet(client, message)
-                case Generate() | Abort() | Status():
+                case Generate() | Abort() | Status() | ResetCache():
                     if session is not None:
                         session.handle(message)
                 case Reset():

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -17,12 +17,14 @@ from protocol.messages import (
     Abort,
     AbortAck,
     AbortState,
+    CacheReset,
     ChatMessage,
     ClientToFrontend,
     ErrorInfo,
     Generate,
     LogprobColumns,
     Output,
+    ResetCache,
     Status,
     StatusReply,
 )
@@ -63,10 +65,12 @@ class ClientSession:
         self._queue = DeltaQueue()
         self._requests: dict[int, _ClientRequest] = {}
         self._by_engine_id: dict[int, _ClientRequest] = {}
-        self._acks: set[asyncio.Task[None]] = set()
+        self._answers: set[asyncio.Task[None]] = set()
+        # Answers to resets come in the order in which they were asked for.
+        self._resetting = asyncio.Lock()
         self._pump = asyncio.create_task(self._send_outputs())
 
-    def handle(self, message: Generate | Abort | Status) -> None:
+    def handle(self, message: Generate | Abort | Status | ResetCache) -> None:
         """Do what the client asks. Raises ProtocolError for what no client may ask."""
         match message:
             case Generate():
@@ -75,13 +79,15 @@ class ClientSession:
                 self._abort(message)
             case Status():
                 self.connection.send(self._status())
+            case ResetCache():
+                self._answer_later(self._reset_cache())
             case _:
                 assert_never(message)
 
     def close(self) -> None:
         """Abort the client's requests and forget it."""
         self._pump.cancel()
-        for task in self._acks:
+        for task in self._answers:
             task.cancel()
         for request in self._requests.values():
             self._drop(request)
@@ -145,9 +151,21 @@ class ClientSession:
         if request.live is not None and acknowledged is None:
             self._acknowledge(message, AbortState.FINISHED, 0)
         else:
-            task = asyncio.create_task(self._acknowledge_later(message, acknowledged))
-            self._acks.add(task)
-            task.add_done_callback(self._acks.discard)
+            self._answer_later(self._acknowledge_later(message, acknowledged))
+
+    def _answer_later(self, answer: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(answer)
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _reset_cache(self) -> None:
+        blocks, info = 0, None
+        async with self._resetting:
+            try:
+                blocks = await self._engine.reset_cache()
+            except RequestError as error:
+                info = ErrorInfo(code=error.code, message=error.message)
+        self.connection.send(CacheReset(blocks_forgotten=blocks, error=info))
 
     def _drop(self, request: _ClientRequest) -> asyncio.Future[AbortAck] | None:
         if request.live is None:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from frontend.cache_resets import CacheResets
 from frontend.deltas import DeltaQueue, TokenLogprobs
 from frontend.generation import GenerationRequest, PreparedRequest, check_chat, settle
 from frontend.live_request import LiveRequest
@@ -30,12 +31,14 @@ from protocol.messages import (
     AbortAck,
     AbortState,
     AddSequence,
+    CacheReset,
     CacheStats,
     ChatMessage,
     EngineFacts,
     ErrorInfo,
     LogprobColumns,
     Ping,
+    ResetCache,
     TokenDeltas,
 )
 from protocol.validation import longest_sequence, validate_params
@@ -51,7 +54,7 @@ class EngineClient:
 
     def __init__(
         self,
-        send: Callable[[AddSequence | Abort], None],
+        send: Callable[[AddSequence | Abort | ResetCache], None],
         text: TextClient,
         seeds: SeedSource,
         *,
@@ -78,6 +81,7 @@ class EngineClient:
         self._eos_ids: Sequence[int] = ()
         self._requests: dict[int, LiveRequest] = {}
         self._request_ids = 0
+        self._cache_resets = CacheResets(send)
         self._unacknowledged: dict[tuple[int, int], asyncio.Future[AbortAck]] = {}
         self._last_heard = time.monotonic()
 
@@ -167,6 +171,11 @@ class EngineClient:
         self._forget_if_finished(request)
         return self._send_abort(request.request_id, sample) if ended else None
 
+    async def reset_cache(self) -> int:
+        """Have every cached prefix forgotten; return the blocks. Raises RequestError."""
+        self._require_ready()
+        return await self._cache_resets.ask()
+
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text. Raises RequestError."""
         facts = self._require_ready()
@@ -196,6 +205,7 @@ class EngineClient:
             for sample in request.samples:
                 if not sample.is_finished:
                     self._submit(request, sample, sample.resumed())
+        self._cache_resets.ask_again()
 
     def take_deltas(self, deltas: TokenDeltas) -> None:
         """Route new tokens to the samples they belong to; unknown ones have been aborted."""
@@ -231,6 +241,11 @@ class EngineClient:
         """Note that an abort has taken effect."""
         self._last_heard = time.monotonic()
         self._settle_abort(ack)
+
+    def take_cache_reset(self, answer: CacheReset) -> None:
+        """Note that the prefix cache has been reset."""
+        self._last_heard = time.monotonic()
+        self._cache_resets.take(answer)
 
     def take_ping(self, ping: Ping) -> None:
         """Note that the scheduler is there, how long its queue is, and how its cache does."""

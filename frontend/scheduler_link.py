@@ -18,12 +18,14 @@ from protocol.messages import (
     Abort,
     AbortAck,
     AddSequence,
+    CacheReset,
     Drain,
     EngineFacts,
     Hello,
     Ping,
     Resend,
     Reset,
+    ResetCache,
     Role,
     SchedulerToFrontend,
     TokenDeltas,
@@ -49,6 +51,10 @@ class SchedulerListener(Protocol):
 
     def take_ack(self, ack: AbortAck) -> None:
         """An abort has taken effect."""
+        ...
+
+    def take_cache_reset(self, answer: CacheReset) -> None:
+        """The prefix cache has been reset."""
         ...
 
     def take_ping(self, ping: Ping) -> None:
@@ -78,7 +84,7 @@ class SchedulerLink:
         self._connection = self._connect()
         self._refused: ProcessError | None = None
 
-    def send(self, message: AddSequence | Abort) -> None:
+    def send(self, message: AddSequence | Abort | ResetCache) -> None:
         """Send, if the scheduler has said Hello. Raises ProcessError if it takes no messages."""
         if self._connection.peer is not None:
             self._refused = None
@@ -106,6 +112,8 @@ class SchedulerLink:
                     listener.take_deltas(message)
                 case AbortAck():
                     listener.take_ack(message)
+                case CacheReset():
+                    listener.take_cache_reset(message)
                 case Hello():
                     self._connection.adopt_epoch(message.epoch)
                     listener.meet_scheduler(_facts(message))

@@ -2,6 +2,7 @@
 
     client    ──Generate, Abort, Status──►  frontend  ──AddSequence, Abort──►  scheduler
     client    ◄─Output, AbortAck, StatusReply─  frontend  ◄─TokenDeltas, AbortAck─  scheduler
+    client    ──ResetCache──►  frontend  ──ResetCache──►  scheduler  ──CacheReset──►  back
     scheduler ──StepPlan──►  every rank  ──StepResult──►  scheduler
     frontend  ──TextJob──►  its text process  ──TextDone──►  frontend
     any child ──Ready, Heartbeat, Failure──►  launcher   (an inherited pipe)
@@ -372,6 +373,21 @@ class AbortAck(Numbered, frozen=True, kw_only=True):
     blocks_returned: Count
 
 
+class ResetCache(Numbered, frozen=True, kw_only=True):
+    """Forget every cached prefix: from a client, and from its frontend to the scheduler."""
+
+
+class CacheReset(Numbered, frozen=True, kw_only=True):
+    """Every cached prefix is forgotten: no later sequence starts from what was written before.
+
+    Answers come in the order in which ResetCache came.
+    """
+
+    blocks_forgotten: Count
+    error: ErrorInfo | None = None
+    """To a client: why nothing is known to have been forgotten."""
+
+
 # ------------------------------------------------------------------------------
 # Frontend and its text process
 
@@ -539,14 +555,20 @@ class Failure(Message, frozen=True, kw_only=True):
 # One union a channel and direction
 
 ControlMessage: TypeAlias = Ping | Resend | Reset | Drain
-ClientToFrontend: TypeAlias = Hello | Generate | Abort | Status | Ping | Resend | Reset | Drain
+ClientToFrontend: TypeAlias = (
+    Hello | Generate | Abort | Status | ResetCache | Ping | Resend | Reset | Drain
+)
 FrontendToClient: TypeAlias = (
-    Hello | Output | AbortAck | StatusReply | Ping | Resend | Reset | Drain
+    Hello | Output | AbortAck | StatusReply | CacheReset | Ping | Resend | Reset | Drain
 )
 FrontendToText: TypeAlias = Hello | TextJob | Ping | Resend | Reset | Drain
 TextToFrontend: TypeAlias = Hello | TextDone | Ping | Resend | Reset | Drain
-FrontendToScheduler: TypeAlias = Hello | AddSequence | Abort | Ping | Resend | Reset | Drain
-SchedulerToFrontend: TypeAlias = Hello | TokenDeltas | AbortAck | Ping | Resend | Reset | Drain
+FrontendToScheduler: TypeAlias = (
+    Hello | AddSequence | Abort | ResetCache | Ping | Resend | Reset | Drain
+)
+SchedulerToFrontend: TypeAlias = (
+    Hello | TokenDeltas | AbortAck | CacheReset | Ping | Resend | Reset | Drain
+)
 SchedulerToWorker: TypeAlias = Hello | StepPlan | Ping | Resend | Reset | Drain
 WorkerToScheduler: TypeAlias = Hello | StepResult | Ping | Resend | Reset | Drain
 ChildToLauncher: TypeAlias = Ready | Heartbeat | Failure

@@ -153,6 +153,16 @@ class BlockManager:
         self._content[block] = content
         return True
 
+    def forget_all(self) -> int:
+        """Empty the prefix index; return how many blocks it knew. What is held stays held."""
+        num_forgotten = len(self._index)
+        self._index.clear()
+        self._content = [None] * self.num_blocks
+        # The least recently freed one is given out first, as before.
+        self._free.extend(reversed(self._cached))
+        self._cached.clear()
+        return num_forgotten
+
     def _forget(self, block: int) -> None:
         content = self._content[block]
         assert content is not None, f"block {block} is cached without content"
@@ -177,16 +187,19 @@ class BlockManager:
 
     def _audit_holders(self, holdings: list[Holding]) -> Iterator[str]:
         holders: list[list[str]] = [[] for _ in range(self.num_blocks)]
+        # Whoever counts a block as registered never writes it again, also after `forget_all`.
+        writable: set[int] = set()
         for holding in holdings:
             for block in holding.block_table:
                 holders[block].append(holding.name)
+            writable.update(holding.block_table[len(holding.content) :])
         for block, names in enumerate(holders):
             if len(names) != self._references[block]:
                 yield (
                     f"block {block} has {self._references[block]} references but is in the tables "
                     f"of {names or 'nobody'}"
                 )
-            if len(names) > 1 and self._content[block] is None:
+            if len(names) > 1 and self._content[block] is None and block in writable:
                 yield f"block {block} is shared by {names} without being registered"
 
     def _audit_free_lists(self) -> Iterator[str]:

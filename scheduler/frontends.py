@@ -24,6 +24,7 @@ from protocol.messages import (
     Ping,
     Resend,
     Reset,
+    ResetCache,
     Role,
 )
 
@@ -46,7 +47,7 @@ class Left:
     how: str
 
 
-Event: TypeAlias = AddSequence | Abort | Left
+Event: TypeAlias = AddSequence | Abort | ResetCache | Left
 """What a frontend asks for, or that it asks for nothing more."""
 
 
@@ -75,7 +76,7 @@ class Frontends:
                 self._refuse(source, connection, str(error))
                 continue
             match message:
-                case AddSequence() | Abort():
+                case AddSequence() | Abort() | ResetCache():
                     self._events.append((source, message))
                 case Hello():
                     self._greet(source, message)

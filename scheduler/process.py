@@ -2,6 +2,7 @@
 
     frontends  ──Hello, AddSequence, Abort──►  scheduler  ──Hello, StepPlan──►  ranks
     frontends  ◄─Hello, TokenDeltas, AbortAck─  scheduler  ◄─Hello, StepResult──  ranks
+    frontends  ──ResetCache──►  scheduler  ──CacheReset──►  frontends
 
 Everything that is decided is decided in `scheduler.scheduler`. This file knows what has to happen
 in which order when a message comes, a step is answered, or time passes.
@@ -20,7 +21,15 @@ from protocol.channels import Inbox, Router
 from protocol.errors import ConfigError, RequestError
 from protocol.flags import describe_config
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
-from protocol.messages import Abort, AddSequence, EngineFacts, Hello, Role
+from protocol.messages import (
+    Abort,
+    AddSequence,
+    CacheReset,
+    EngineFacts,
+    Hello,
+    ResetCache,
+    Role,
+)
 from protocol.recording import recorder
 from protocol.run_dir import RunDir
 from protocol.running_clock import RunningClock
@@ -190,6 +199,10 @@ def _apply(scheduler: Scheduler, frontends: Frontends, source: bytes, event: Eve
             # What it names may be over or have never come: then the answer says so.
             ack = scheduler.abort(source, event.request_id, event.sample)
             frontends.send(source, ack)
+        case ResetCache():
+            forgotten = scheduler.reset_prefix_cache()
+            log.info("reset the prefix cache frontend=%s blocks=%d", source.hex(), forgotten)
+            frontends.send(source, CacheReset(blocks_forgotten=forgotten))
         case Left():
             ended = scheduler.drop_source(source)
             log.info("left frontend=%s because it %s; ended=%d", source.hex(), event.how, ended)

@@ -47,6 +47,9 @@ class Running:
         # What `admit` last failed for, as (sequence, free blocks, running): until one of them
         # gets better there is no point in walking the prefix index again.
         self._too_big: tuple[Sequence, int, int] | None = None
+        self._num_admissions = 0
+        # Admissions there had been when the prefix cache was reset.
+        self._reset_at = 0
 
     @property
     def num_decoding(self) -> int:
@@ -98,6 +101,8 @@ class Running:
 
     def _enter(self, sequence: Sequence, draft: Draft, step_id: int) -> None:
         slot = self.table.take(sequence)
+        self._num_admissions += 1
+        sequence.admission = self._num_admissions
         self.table.length[slot] = sequence.num_planned
         for token_id in sequence.stop_token_ids:
             self.stop_watch[token_id] += 1
@@ -215,8 +220,10 @@ class Running:
 
         Called when a chunk of a prompt is committed, and once more when the sequence leaves: what
         it writes in between is of use to those who continue its text, not before it ends.
+        Nothing of a sequence that was running at a reset is entered: what it computes later rests
+        on what was written before.
         """
-        if not self.prefix_cache:
+        if not self.prefix_cache or sequence.admission <= self._reset_at:
             return
         # A draining sequence may have given up its blocks.
         full = min(sequence.num_computed // self.blocks.block_size, len(sequence.block_table))
@@ -226,6 +233,15 @@ class Running:
             sequence.num_registered = number + 1
         if sequence.num_computed >= len(sequence.tokens) - 1:
             self._unregistered.pop(sequence, None)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix; return how many blocks that were.
+
+        Running sequences go on with the blocks they hold, which are free without content after.
+        """
+        self._reset_at = self._num_admissions
+        self._unregistered.clear()  # nobody is to wait for what will not be registered
+        return self.blocks.forget_all()
 
     # ------------------------------------------------------------------------------
     # Out

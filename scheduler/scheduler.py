@@ -230,6 +230,13 @@ class Scheduler:
         self._running.relieve()
         return self._running.leave(sequence)
 
+    def reset_prefix_cache(self) -> int:
+        """Make sure that nothing computed so far is ever found again; return the blocks forgotten.
+
+        Running sequences go on unharmed.
+        """
+        return self._running.reset_prefix_cache()
+
     # ------------------------------------------------------------------------------
     # Steps
 

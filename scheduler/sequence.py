@@ -108,6 +108,8 @@ class Sequence:
     """Blocks of the table that the prefix index knows, or that were found there."""
     cached_tokens: int | None = None
     """Prompt tokens found by prefix lookup when it was first admitted; None before."""
+    admission: int = 0
+    """Number of its newest admission, counted over all sequences; 0 before the first."""
     protected_until: int = 0
     """Number of tokens up to which it is not preempted again if another can be."""
     story: deque[Event] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))

@@ -123,6 +123,10 @@ class AsyncClient:
         """Ask how the engine is. Raises EngineTimeoutError, EngineGoneError."""
         return await self._connected().status(timeout_s)
 
+    async def reset_prefix_cache(self, *, timeout_s: float = REPLY_TIMEOUT_S) -> int:
+        """Have the engine forget every cached prefix. As `Client.reset_prefix_cache`."""
+        return await self._connected().reset_cache(timeout_s)
+
     async def close(self) -> None:
         """Abort what still runs, waiting a second at most, and close the connection."""
         if self._link is not None:

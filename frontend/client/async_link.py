@@ -18,13 +18,14 @@ from frontend.client.errors import (
 )
 from frontend.client.link import CLOSE_TIMEOUT_S, FLUSH_S
 from frontend.client.pulse import Pulse
+from frontend.client.results import read_cache_reset
 from frontend.client.session import Failed, Session
 from protocol.channels import AsyncDealer
 from protocol.errors import EngineError
-from protocol.messages import AbortAck, Hello, StatusReply
+from protocol.messages import AbortAck, CacheReset, Hello, StatusReply
 from protocol.peer_watch import AsyncPeerWatch
 
-Answer = TypeVar("Answer", Hello, StatusReply)
+Answer = TypeVar("Answer", Hello, StatusReply, CacheReset)
 Event = TypeVar("Event")
 
 LAST_WORDS_S = 0.1
@@ -90,6 +91,12 @@ class AsyncLink:
         answers: asyncio.Queue[StatusReply | Failed] = asyncio.Queue()
         self.session.ask_status(answers.put_nowait)
         return await self._answer(answers, timeout_s)
+
+    async def reset_cache(self, timeout_s: float) -> int:
+        """Have every cached prefix forgotten; return how many blocks that were."""
+        answers: asyncio.Queue[CacheReset | Failed] = asyncio.Queue()
+        self.session.ask_cache_reset(answers.put_nowait)
+        return read_cache_reset(await self._answer(answers, timeout_s))
 
     async def abort(self, request_ids: list[int], timeout_s: float) -> None:
         """Abort requests and wait until the engine works on none of them."""

@@ -139,6 +139,15 @@ class Client:
         with self._link.reserved():
             return self._link.status(timeout_s)
 
+    def reset_prefix_cache(self, *, timeout_s: float = REPLY_TIMEOUT_S) -> int:
+        """Have the engine forget every cached prefix, all clients', and return how many blocks.
+
+        No sequence that starts later is computed from what was written before. What runs goes on.
+        Raises RequestError if the engine is not ready, EngineTimeoutError, EngineGoneError.
+        """
+        with self._link.reserved():
+            return self._link.reset_cache(timeout_s)
+
     def close(self) -> None:
         """Abort what still runs, waiting a second at most, and close the connection."""
         self._link.close()

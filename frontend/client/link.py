@@ -24,14 +24,15 @@ from frontend.client.errors import (
     too_slow,
 )
 from frontend.client.pulse import Pulse
+from frontend.client.results import read_cache_reset
 from frontend.client.session import Failed, Session
 from protocol.channels import Dealer, Inbox
 from protocol.errors import EngineError
 from protocol.lifecycle import Lifeline, ProcessConfig
-from protocol.messages import AbortAck, Hello, StatusReply
+from protocol.messages import AbortAck, CacheReset, Hello, StatusReply
 from protocol.peer_watch import PeerWatch
 
-Answer = TypeVar("Answer", Hello, StatusReply)
+Answer = TypeVar("Answer", Hello, StatusReply, CacheReset)
 
 CLOSE_TIMEOUT_S = 1.0
 """How long closing waits until the engine has acknowledged the aborts of what still ran."""
@@ -163,6 +164,13 @@ class Link:
         with self.session() as session:
             session.ask_status(answers.append)
         return self._answer(answers, timeout_s)
+
+    def reset_cache(self, timeout_s: float) -> int:
+        """Have every cached prefix forgotten; return how many blocks that were."""
+        answers: list[CacheReset | Failed] = []
+        with self.session() as session:
+            session.ask_cache_reset(answers.append)
+        return read_cache_reset(self._answer(answers, timeout_s))
 
     def abort(self, request_ids: list[int], timeout_s: float) -> None:
         """Abort requests and wait until the engine works on none of them."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from frontend.client.requests import Prompt
 from protocol.columns import unpack_float32, unpack_int32
-from protocol.errors import EngineError
-from protocol.messages import FinishReason, LogprobColumns, Output, Usage
+from protocol.errors import EngineError, RequestError
+from protocol.messages import CacheReset, FinishReason, LogprobColumns, Output, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +141,13 @@ def read_output(output: Output) -> Delta:
         finish_reason=output.finish_reason,
         usage=output.usage,
     )
+
+
+def read_cache_reset(answer: CacheReset) -> int:
+    """Return how many blocks were forgotten. Raises RequestError if that is not known."""
+    if answer.error is not None:
+        raise RequestError(answer.error.code, answer.error.message, param=answer.error.param)
+    return answer.blocks_forgotten
 
 
 def _read_logprobs(columns: LogprobColumns) -> list[dict[int, float]]:

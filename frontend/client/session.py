@@ -35,6 +35,7 @@ from protocol.messages import (
     Abort,
     AbortAck,
     AbortState,
+    CacheReset,
     Drain,
     ErrorInfo,
     FinishReason,
@@ -45,6 +46,7 @@ from protocol.messages import (
     Ping,
     Resend,
     Reset,
+    ResetCache,
     Role,
     Status,
     StatusReply,
@@ -60,6 +62,7 @@ class Failed:
 
 RequestSink: TypeAlias = Callable[[Delta | Ended], object]
 StatusSink: TypeAlias = Callable[[StatusReply | Failed], object]
+ResetSink: TypeAlias = Callable[[CacheReset | Failed], object]
 HelloSink: TypeAlias = Callable[[Hello | Failed], object]
 AckSink: TypeAlias = Callable[[AbortAck | Failed], object]
 
@@ -110,6 +113,7 @@ class Session:
         self._num_sequences = 0
         self._last_request_id = 0
         self._status_sinks: deque[StatusSink] = deque()
+        self._reset_sinks: deque[ResetSink] = deque()
         self._hello_sink: HelloSink | None = None
 
     @property
@@ -176,6 +180,13 @@ class Session:
         if self._is_connected:
             self._connection.send(Status())
 
+    def ask_cache_reset(self, sink: ResetSink) -> None:
+        """Ask to forget every cached prefix. Raises what the session has failed of."""
+        self._require_alive()
+        self._reset_sinks.append(sink)
+        if self._is_connected:
+            self._connection.send(ResetCache())
+
     def try_again(self) -> None:
         """Send what was held back when the engine had no room."""
         self.is_held_back = False
@@ -198,9 +209,10 @@ class Session:
                 ack_sink(Failed(error))
         self._requests.clear()
         self._queue.clear()
-        for status_sink in self._status_sinks:
-            status_sink(Failed(error))
+        for sink in [*self._status_sinks, *self._reset_sinks]:
+            sink(Failed(error))
         self._status_sinks.clear()
+        self._reset_sinks.clear()
         if self._hello_sink is not None:
             self._hello_sink(Failed(error))
             self._hello_sink = None
@@ -224,6 +236,10 @@ class Session:
                 self._is_served = True
                 if self._status_sinks:
                     self._status_sinks.popleft()(message)
+            case CacheReset():
+                self._is_served = True
+                if self._reset_sinks:
+                    self._reset_sinks.popleft()(message)
             case Hello():
                 self._take_hello(message)
             case Reset():
@@ -252,6 +268,8 @@ class Session:
             self._hello_sink = None
         for _ in self._status_sinks:
             self._connection.send(Status())
+        for _ in self._reset_sinks:
+            self._connection.send(ResetCache())
         self._send_waiting()
 
     def _come_again(self) -> None:

@@ -29,6 +29,7 @@ from frontend.http.replies import (
     ModelCard,
     ModelList,
     PrefixCache,
+    ResetPrefixCacheReply,
     TokenizeReply,
     TokenizerInfo,
     Version,
@@ -90,6 +91,7 @@ class Api:
             Route("/openapi.json", self.openapi, methods=["GET"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info, methods=["GET"]),
         ]
 
@@ -192,6 +194,10 @@ class Api:
         return _json(
             DetokenizeReply(prompt=self._engine.decode(body.tokens, skip_special_tokens=False))
         )
+
+    async def reset_prefix_cache(self, request: Request) -> Response:  # noqa: ARG002
+        """Forget every cached prefix, of all keys."""
+        return _json(ResetPrefixCacheReply(blocks_forgotten=await self._engine.reset_cache()))
 
     async def tokenizer_info(self, request: Request) -> Response:  # noqa: ARG002
         """Return the special tokens and the chat template."""

@@ -12,6 +12,7 @@ from frontend.http.replies import (
     Health,
     ModelCard,
     ModelList,
+    ResetPrefixCacheReply,
     TokenizeReply,
     TokenizerInfo,
     Version,
@@ -46,6 +47,7 @@ OPERATIONS = (
     Operation("get", "/version", "What serves here", None, Version),
     Operation("post", "/tokenize", "Text to token ids", TokenizeRequest, TokenizeReply),
     Operation("post", "/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeReply),
+    Operation("post", "/reset_prefix_cache", "Forget cached prefixes", None, ResetPrefixCacheReply),
     Operation("get", "/tokenizer_info", "Special tokens and chat template", None, TokenizerInfo),
 )
 

@@ -186,6 +186,12 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """As the scheduler last said; null before."""
 
 
+class ResetPrefixCacheReply(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /reset_prefix_cache."""
+
+    blocks_forgotten: int
+
+
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     """GET /version."""
 

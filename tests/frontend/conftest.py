@@ -21,11 +21,13 @@ from protocol.messages import (
     AbortAck,
     AbortState,
     AddSequence,
+    CacheReset,
     EngineFacts,
     FinishReason,
     FrontendToScheduler,
     Hello,
     LogprobColumns,
+    ResetCache,
     Role,
     TokenDeltas,
 )
@@ -110,6 +112,8 @@ class FakeScheduler:
                     self.aborts.append((message.request_id, message.sample))
                     if self.acknowledges:
                         self.acknowledge(message.request_id, message.sample)
+                case ResetCache():
+                    self.connection.send(CacheReset(blocks_forgotten=6))
 
     def _connect(self, source):
         send = partial(self._router.send, source)

@@ -20,6 +20,7 @@ from protocol.messages import (
     AbortAck,
     AbortState,
     AddSequence,
+    CacheReset,
     CacheStats,
     ChatMessage,
     FinishReason,
@@ -29,6 +30,7 @@ from protocol.messages import (
     Output,
     Ping,
     Reset,
+    ResetCache,
     Role,
     SamplingParams,
     Status,
@@ -80,7 +82,7 @@ class Bench:
 
     def __init__(self, context, address, endpoint, engine, sent):
         self._context, self._address = context, address
-        self.endpoint, self.engine, self._sent = endpoint, engine, sent
+        self.endpoint, self.engine, self.sent = endpoint, engine, sent
         self.clients = []
 
     def client(self):
@@ -92,10 +94,10 @@ class Bench:
         return self._added()
 
     def _added(self):
-        return [message for message in self._sent if isinstance(message, AddSequence)]
+        return [message for message in self.sent if isinstance(message, AddSequence)]
 
     def aborts(self):
-        return [(m.request_id, m.sample) for m in self._sent if isinstance(m, Abort)]
+        return [(m.request_id, m.sample) for m in self.sent if isinstance(m, Abort)]
 
     def tokens(self, sequence, ids, *, first, reason=0, **fields):
         self.engine.take_deltas(make_deltas(sequence, ids, first=first, reason=reason, **fields))
@@ -324,6 +326,31 @@ def test_status(bench):
     assert isinstance(status, StatusReply)
     assert (status.model, status.ready, status.facts) == ("smol", True, FACTS)
     assert (status.live_requests, status.waiting_requests) == (1, 0)
+
+
+def test_a_client_may_reset_the_prefix_cache(bench):
+    async def use(bench):
+        client, other = bench.client(), bench.client()
+        await client.hello()
+        await other.hello()
+        client.send(ResetCache())
+        client.send(ResetCache())
+        for blocks in (4, 0):
+            await until(lambda: ResetCache() in bench.sent)
+            bench.sent.clear()
+            bench.engine.take_cache_reset(CacheReset(blocks_forgotten=blocks))
+        answers = [await client.receive(), await client.receive()]
+        bench.engine.start_draining(1.0)
+        client.send(ResetCache())
+        return [*answers, await client.receive()], await other.is_silent()
+
+    (first, second, refused), is_silent = bench(use)
+    assert [type(answer) for answer in (first, second)] == [CacheReset, CacheReset]
+    assert (first.blocks_forgotten, second.blocks_forgotten) == (4, 0)
+    assert (first.error, second.error) == (None, None)
+    assert refused.error.code is ErrorCode.NOT_READY
+    assert "stopping" in refused.error.message
+    assert is_silent
 
 
 def test_clients_do_not_see_each_other(bench):

@@ -15,6 +15,7 @@ from protocol.messages import (
     AbortAck,
     AbortState,
     AddSequence,
+    CacheReset,
     Drain,
     FrontendToScheduler,
     Hello,
@@ -41,6 +42,9 @@ class Listener:
 
     def take_ack(self, ack):
         self.heard.append(ack)
+
+    def take_cache_reset(self, answer):
+        self.heard.append(answer)
 
     def take_ping(self, ping):
         self.heard.append(ping)
@@ -121,10 +125,12 @@ def test_what_the_scheduler_says_is_passed_on(tmp_path):
         )
         scheduler.connection.send(Ping(waiting_requests=4))
         scheduler.connection.send(Drain(deadline=12.5))
-        await until(lambda: len(listener.heard) == 5)
+        scheduler.connection.send(CacheReset(blocks_forgotten=3))
+        await until(lambda: len(listener.heard) == 6)
         return listener.heard
 
-    _, deltas, ack, ping, deadline = with_link(tmp_path, use)
+    _, deltas, ack, ping, deadline, reset = with_link(tmp_path, use)
+    assert (reset.seq, reset.blocks_forgotten) == (3, 3)
     assert (deltas.seq, ack.seq, ping.waiting_requests, deadline) == (1, 2, 4, 12.5)
 
 

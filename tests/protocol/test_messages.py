@@ -75,6 +75,8 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
         ),
         ["AbortAck", 1, 1, 5, -1, 1, 2],
     ),
+    (m.ResetCache(epoch=1, seq=1), ["ResetCache", 1, 1]),
+    (m.CacheReset(epoch=1, seq=1, blocks_forgotten=3), ["CacheReset", 1, 1, 3, None]),
     (
         m.TextJob(epoch=1, seq=1, job_id=9, kind=m.TextKind.TOKENIZE, payload="a b"),
         ["TextJob", 1, 1, 9, 0, "a b", True],

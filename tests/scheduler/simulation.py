@@ -173,6 +173,8 @@ class SlotState:
     length: int | None = None
     sampled: list[int] = field(default_factory=list)
     has_failed: bool = False
+    era: int = 0
+    """How often the prefix cache had been reset when it joined."""
 
 
 @dataclass
@@ -187,8 +189,11 @@ class SimulatedRank:
     writes: list[int] = field(default_factory=list)
     """Blocks written by the last plan."""
     generations: dict[int, int] = field(default_factory=dict)
+    era: int = 0
 
     def __post_init__(self) -> None:
+        # By block, the oldest era of anything that its content rests on.
+        self.eras = [0] * self.num_blocks
         self.cache = [bytearray(8 * self.block_size) for _ in range(self.num_blocks)]
 
     def execute(self, plan: StepPlan, failing: dict[int, ErrorCode] | None = None) -> StepResult:
@@ -246,8 +251,11 @@ class SimulatedRank:
             table = unpack_int32(join.block_table)
             token_ids = unpack_int32(join.token_ids)
             assert len(table) * self.block_size >= len(token_ids)
+            start = chunks[join.slot]
+            for block in table[: -(-start // self.block_size)]:
+                assert self.eras[block] == self.era, "a hit on what was written before a reset"
             self.slots[join.slot] = SlotState(
-                token_ids, join.params, table, length=chunks[join.slot]
+                token_ids, join.params, table, length=start, era=self.era
             )
         assert plan.copies == b""
         for slot, index, block in unpack_rows(plan.new_blocks, 3):
@@ -277,6 +285,7 @@ class SimulatedRank:
             block = state.block_table[position // self.block_size]
             offset = position % self.block_size
             self.cache[block][8 * offset : 8 * offset + 8] = word(token, position)
+            self.eras[block] = state.era
             self.writes.append(block)
 
     def _read_back(self, state: SlotState) -> int:
@@ -353,6 +362,10 @@ class Simulation:
             if request == request_id and sample in (-1, index) and not received.reason:
                 received.is_aborted = True
         return self.scheduler.abort(front.source, request_id, sample)
+
+    def reset_prefix_cache(self) -> int:
+        self.rank.era += 1
+        return self.scheduler.reset_prefix_cache()
 
     def plan(self, failing: dict[int, ErrorCode] | None = None) -> StepPlan | None:
         """Plan one step and let the rank execute it; its result waits for `answer`."""

@@ -118,6 +118,25 @@ def test_registering_what_is_not_held_or_registered_already_is_a_bug():
         manager.register(3, prefix(3, 4)[0])
 
 
+def test_everything_can_be_forgotten_at_once():
+    manager = BlockManager(6, 2)
+    held = registered(manager, 1, 2)
+    manager.share(held)
+    old = registered(manager, 5, 6)
+    young = registered(manager, 7, 8)
+    manager.release(old)
+    manager.release(young)
+    assert manager.forget_all() == 3
+    assert (manager.num_indexed, manager.num_cached, manager.num_free) == (0, 0, 5)
+    assert manager.match(prefix(1, 2)) == manager.match(prefix(5, 6)) == []
+    holders = [Holding("request=1", held, prefix(1, 2)), Holding("request=2", held, prefix(1, 2))]
+    assert manager.audit(HASHER, holders) == []
+    assert manager.forget_all() == 0
+    assert [manager.release(held), manager.release(held)] == [0, 1]
+    assert manager.num_free == 6
+    assert [manager.take(), manager.take(), manager.take()] == [*held, *old, *young]
+
+
 # What the audit sees
 
 

@@ -11,11 +11,13 @@ from protocol.messages import (
     Abort,
     AbortAck,
     AbortState,
+    CacheReset,
     FinishReason,
     Hello,
     Ping,
     Ready,
     Reset,
+    ResetCache,
     Role,
     SchedulerToFrontend,
     StepPlan,
@@ -161,6 +163,26 @@ def test_aborts_are_always_answered(start):
         assert (ack.state, ack.blocks_returned) == (AbortState.LIVE, 2)
         frontend.connection.send(Abort(request_id=3))
         assert frontend.receive(AbortAck).state is AbortState.FINISHED
+
+
+def test_any_frontend_may_reset_the_prefix_cache(start, caplog):
+    caplog.set_level("INFO")
+    with start() as driver:
+        rank, frontend = serve(driver)
+        other = driver.frontend()
+        other.hello()
+        frontend.connection.send(add_message(3, PROMPT, max_tokens=1))
+        assert frontend.output(3, rank.answer)[1] == FinishReason.LENGTH
+        for asks, forgotten in ((other, 1), (frontend, 0)):
+            asks.connection.send(ResetCache())
+            assert asks.receive(CacheReset).blocks_forgotten == forgotten
+        frontend.connection.send(add_message(4, PROMPT, max_tokens=1))
+        assert frontend.output(4, rank.answer)[1] == FinishReason.LENGTH
+        assert "reset the prefix cache" in caplog.text
+        ping = frontend.receive(Ping)
+        while ping.cache.lookup_tokens != 10:
+            ping = frontend.receive(Ping)
+        assert (ping.cache.cached_tokens, ping.cache.indexed_blocks) == (0, 1)
 
 
 def test_a_deadline_passes_without_any_message(start):

@@ -52,6 +52,10 @@ class Answer:
     pass
 
 
+class ResetCache:
+    """Whatever was written before is never found again: the rank looks."""
+
+
 @dataclass(frozen=True)
 class Steps:
     """As many plans as may be in flight, then an answer, several times."""
@@ -89,6 +93,7 @@ ACTIONS = st.one_of(
     st.builds(Plan, failing=st.sampled_from([None, None, None, None, -1, 0, 1, 2])),
     st.builds(Answer),
     st.builds(Expire, seconds=st.integers(0, 4)),
+    st.builds(ResetCache),
 )
 POLICIES: list[Policy] = [
     ThroughputPolicy(budget=9),
@@ -108,7 +113,7 @@ class Walk:
         self.num_requests = 0
         self.refused: list[ErrorCode] = []
 
-    def do(self, action: Add | Abort | Plan | Answer | Steps | Expire) -> None:
+    def do(self, action: Add | Abort | Plan | Answer | Steps | Expire | ResetCache) -> None:
         match action:
             case Add():
                 self._add(action)
@@ -123,6 +128,9 @@ class Walk:
                     while self.simulation.plan() is not None:
                         self.simulation.scheduler.check_invariants()
                     self.simulation.answer()
+            case ResetCache():
+                num_indexed = self.simulation.scheduler.block_manager.num_indexed
+                assert self.simulation.reset_prefix_cache() == num_indexed
             case Expire():
                 self.now += action.seconds
                 self.simulation.deliver(self.simulation.scheduler.expire(float(self.now)))

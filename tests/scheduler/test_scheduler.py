@@ -466,6 +466,67 @@ def test_what_ran_before_does_not_make_the_hit_rate_better():
     simulation.check_outputs()
 
 
+def test_nothing_from_before_a_reset_is_found_after_it():
+    simulation = simulate(num_blocks=32, block_size=4)
+    prompt = list(range(20))
+    simulation.add(add_message(0, prompt, max_tokens=2))
+    simulation.run()
+    assert simulation.reset_prefix_cache() == 5
+    simulation.add(add_message(1, prompt, max_tokens=2))
+    simulation.run()
+    assert simulation.received(1).cached_tokens == 0
+    simulation.add(add_message(2, prompt, max_tokens=2))
+    simulation.run()
+    assert simulation.received(2).cached_tokens == 16
+    simulation.check_outputs()
+
+
+def test_what_runs_at_a_reset_goes_on_and_leaves_nothing_in_the_index():
+    simulation = simulate(num_blocks=32, block_size=4, policy=ThroughputPolicy(budget=8))
+    prompt = list(range(20))
+    simulation.add(add_message(0, prompt, max_tokens=20))
+    simulation.plan()  # the second chunk is computed after the reset, from the first
+    simulation.answer()
+    assert simulation.reset_prefix_cache() == 2
+    simulation.run()
+    assert simulation.scheduler.cache_stats().indexed_blocks == 0
+    assert simulation.scheduler.num_free_blocks == 32
+    simulation.add(add_message(1, prompt, max_tokens=2))
+    simulation.run()
+    assert simulation.received(1).cached_tokens == 0
+    simulation.check_outputs()
+
+
+def test_a_sequence_preempted_after_a_reset_is_cached_like_a_new_one():
+    simulation = simulate(num_blocks=6, block_size=2, slots=2)
+    simulation.add(add_message(0, [1, 2], max_tokens=8))
+    simulation.add(add_message(1, [3, 4], max_tokens=8))
+    simulation.plan()
+    simulation.reset_prefix_cache()
+    simulation.run()
+    stats = simulation.scheduler.cache_stats()
+    assert simulation.scheduler.counters.preemptions > 0
+    assert (stats.resumed_cached_tokens, stats.indexed_blocks) == (0, 4)
+    simulation.check_outputs()
+
+
+def test_nobody_waits_for_what_will_not_be_registered():
+    simulation = simulate(
+        num_blocks=400, block_size=4, max_model_len=800, policy=ThroughputPolicy(budget=64)
+    )
+    prompt = [1] * 600
+    simulation.add(add_message(0, prompt, max_tokens=2))
+    simulation.plan()
+    simulation.add(add_message(1, prompt, max_tokens=2, seed=1))
+    simulation.plan()
+    assert simulation.scheduler.num_running == 1
+    simulation.reset_prefix_cache()
+    for _ in range(9):
+        simulation.answer()
+        simulation.plan()
+    assert simulation.scheduler.num_running == 2
+
+
 def test_without_a_cache_nothing_is_looked_up():
     simulation = simulate(prefix_key=None)
     simulation.add(add_message(0, [1] * 9, max_tokens=2))
@@ -473,6 +534,7 @@ def test_without_a_cache_nothing_is_looked_up():
     stats = simulation.scheduler.cache_stats()
     assert stats == CacheStats(free_blocks=32)
     assert stats.hit_rate is None
+    assert simulation.reset_prefix_cache() == 0
 
 
 # Logprobs

@@ -17,6 +17,7 @@ from protocol.messages import (
     Abort,
     AbortAck,
     AbortState,
+    CacheReset,
     ClientToFrontend,
     EngineFacts,
     FinishReason,
@@ -24,6 +25,7 @@ from protocol.messages import (
     Hello,
     Output,
     Reset,
+    ResetCache,
     Role,
     Status,
     StatusReply,
@@ -88,6 +90,7 @@ class FakeEndpoint:
         self.address = address
         self.on_generate = self.answer_at_once
         self.answers_status = True
+        self.reset_error = None
         self.received = queue.Queue()
         """Every Generate and Abort, in order."""
         self.resets = queue.Queue()
@@ -214,6 +217,8 @@ class FakeEndpoint:
                     request_id=abort.request_id, sample=-1, state=state, blocks_returned=0
                 )
                 self.send(client, ack)
+            case ResetCache():
+                self.send(client, CacheReset(blocks_forgotten=2, error=self.reset_error))
             case Status() if self.answers_status:
                 reply = StatusReply(
                     model="fake",

@@ -131,6 +131,17 @@ def test_a_slow_engine_is_left_after_the_timeout(endpoint):
     with_client(endpoint, use)
 
 
+def test_the_prefix_cache_can_be_reset(endpoint):
+    async def use(client):
+        forgotten = await client.reset_prefix_cache()
+        endpoint.reset_error = ErrorInfo(code=ErrorCode.NOT_READY, message="Starting.")
+        with pytest.raises(RequestError, match=r"Starting\."):
+            await client.reset_prefix_cache()
+        return forgotten
+
+    assert with_client(endpoint, use) == 2
+
+
 def test_abort_ends_one_stream_or_all(endpoint):
     endpoint.on_generate = endpoint.hold
 

@@ -197,6 +197,13 @@ def test_status_says_how_the_engine_is(endpoint, client):
         client.status(timeout_s=0.1)
 
 
+def test_the_prefix_cache_can_be_reset(endpoint, client):
+    assert client.reset_prefix_cache() == 2
+    endpoint.reset_error = FULL
+    with pytest.raises(RequestError, match=r"Full\."):
+        client.reset_prefix_cache()
+
+
 def test_abort_ends_one_stream_or_all(endpoint, client):
     endpoint.on_generate = endpoint.hold
     streams = [client.stream(text) for text in "abc"]

@@ -13,6 +13,7 @@ from protocol.messages import (
     Abort,
     AbortAck,
     AbortState,
+    CacheReset,
     Drain,
     ErrorInfo,
     FinishReason,
@@ -21,6 +22,7 @@ from protocol.messages import (
     Output,
     Ping,
     Reset,
+    ResetCache,
     Role,
     SamplingParams,
     Status,
@@ -436,6 +438,22 @@ def test_each_status_is_answered_in_its_order(talk):
     assert replies == [("first", 1), ("second", 2)]
 
 
+def test_each_reset_of_the_cache_is_answered_in_its_order_also_by_who_has_forgotten_us(talk):
+    answers = []
+    talk.session.ask_cache_reset(lambda answer: answers.append(("first", answer)))
+    talk.session.ask_cache_reset(lambda answer: answers.append(("second", answer)))
+    assert [type(message) for message in talk.sent()] == [ResetCache, ResetCache]
+    talk.say(CacheReset(blocks_forgotten=4))
+    talk.forget()
+    talk.session.receive(talk.frontend.hello())
+    assert [type(message) for message in talk.sent()] == [Hello, ResetCache]
+    talk.say(CacheReset(blocks_forgotten=0), CacheReset(blocks_forgotten=9))
+    assert [(who, answer.blocks_forgotten) for who, answer in answers] == [
+        ("first", 4),
+        ("second", 0),
+    ]
+
+
 def test_a_failure_tells_everybody_who_waits_once(talk):
     _, sent_events = talk.submit()
     _, aborted_events = talk.submit()
@@ -443,13 +461,14 @@ def test_a_failure_tells_everybody_who_waits_once(talk):
     answers = []
     talk.session.abort(2, answers.append)
     talk.session.ask_status(answers.append)
+    talk.session.ask_cache_reset(answers.append)
     gone = EngineGoneError("ipc://x", "has ended")
     talk.session.fail(gone)
     talk.session.fail(EngineGoneError("ipc://x", "has ended again"))
     assert sent_events == [Ended(request_id=1, error=gone)]
     assert queued_events == [Ended(request_id=3, error=gone)]
     assert ends_of(aborted_events) == [Ended(request_id=2)]
-    assert answers == [Failed(gone), Failed(gone)]
+    assert answers == [Failed(gone)] * 3
     for ask in (talk.submit, lambda: talk.session.ask_status(answers.append)):
         with pytest.raises(EngineGoneError, match="The engine at ipc://x has ended\\."):
             ask()

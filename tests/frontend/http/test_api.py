@@ -630,6 +630,22 @@ def test_health_of_a_working_engine(serve):
         }
 
 
+def test_the_prefix_cache_can_be_reset(serve):
+    async def use(serving):
+        return await serving.http.request("POST", "/reset_prefix_cache")
+
+    status, _, content = serve(use)
+    assert (status, json.loads(content)) == (200, {"blocks_forgotten": 6})
+
+
+def test_an_engine_that_is_not_ready_resets_nothing(serve):
+    async def use(serving):
+        return await serving.http.post("/reset_prefix_cache", None)
+
+    status, answer = serve(use, with_text=False)
+    assert (status, answer["error"]["code"]) == (503, "not_ready")
+
+
 def test_health_before_the_scheduler_has_told_of_its_cache(serve):
     async def use(serving):
         return json.loads((await serving.http.request("GET", "/health"))[2])["prefix_cache"]

@@ -17,6 +17,7 @@ PATHS = [
     ("GET", "/openapi.json"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/reset_prefix_cache"),
     ("GET", "/nothing"),
     ("OPTIONS", CHAT),
     ("GET", "/health/"),
