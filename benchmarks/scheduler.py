@@ -3,7 +3,8 @@
 A step here is everything that the scheduler process does for it between two waits, but the
 sockets: decode the result's frame, commit, encode the deltas, schedule, encode the plan. Prints a
 JSON line for each number of running sequences, with the median over the steps, in microseconds and
-in bytes of the plan's frame; then one for what the prefix index costs a block of a long prompt.
+in bytes of the plan's frame, and with the milliseconds that a self-check then takes; then one for
+what the prefix index costs a block of a long prompt.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = vars(arguments)
     for running in settings.pop("running"):
-        steps = measure(
+        steps, check_s = measure(
             running,
             arguments.block_size,
             arguments.steps,
@@ -63,6 +64,7 @@ def main() -> None:
             "us_per_step": round(statistics.median(timings), 1),
             "us_mean": round(statistics.fmean(timings), 1),
             "us_p99": round(statistics.quantiles(timings, n=100)[98], 1),
+            "check_ms": round(check_s * 1e3, 1),
             "plan_bytes": round(statistics.median(step.plan_bytes for step in steps)),
             **settings,
             "python": platform.python_version(),
@@ -99,8 +101,8 @@ class Step(NamedTuple):
 
 def measure(
     running: int, block_size: int, steps: int, frontends: int, max_in_flight: int
-) -> list[Step]:
-    """Return what each step costs with all sequences decoding."""
+) -> tuple[list[Step], float]:
+    """Return what each step costs with all sequences decoding, and the seconds of a self-check."""
     # The first still decodes when the last has got through its prompt, and then for all the steps.
     prompt_steps = running * PROMPT_TOKENS.stop // (THROUGHPUT_BUDGET - running)
     output_tokens = steps + prompt_steps + 64
@@ -152,7 +154,9 @@ def measure(
         frame = to_ranks.frame(plan)
         timings.append(Step(time.perf_counter() - start, len(frame)))
         frames.append(msgspec.msgpack.encode(ranks.answer(plan)))
-    return timings
+    start = time.perf_counter()
+    assert not scheduler.check().problems
+    return timings, time.perf_counter() - start
 
 
 class EchoRanks:

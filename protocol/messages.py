@@ -226,6 +226,10 @@ class CacheStats(Part, frozen=True, kw_only=True):
     """Now: blocks that no sequence holds."""
     cached_blocks: Count = 0
     """Now: those of them that the index knows."""
+    quarantined_blocks: Count = 0
+    """Now: blocks out of use because something about them did not fit together."""
+    quarantines: Count = 0
+    """Blocks that ever were; each was logged as our bug."""
 
     @property
     def hit_rate(self) -> float | None:

@@ -13,43 +13,36 @@ recently freed first; both in constant time.
      └──────────────────────────────────────────── free, cached ───► held again (share)
               evicted by allocate
 
+A block whose count, list, index entry or content disagree is in *quarantine*: in neither free list
+nor the index, and given to nobody, until nobody can hold it who has ever been given it. The
+operations look where looking is cheap. What they stumble over they leave alone and note; they
+never fail of it.
+
 The block manager knows integers and prefix blocks; it does not know sequences.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from scheduler.prefix import PrefixBlock, PrefixHasher
+from scheduler.block_books import BlockBooks, Finding
+from scheduler.prefix import PrefixBlock
 from scheduler.stats import Counters
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What one sequence is believed to hold; for `BlockManager.audit`."""
-
-    name: str
-    block_table: list[int]
-    content: list[PrefixBlock]
-    """The table's first blocks by content, as many as the sequence counts as registered."""
+class BlocksLostError(Exception):
+    """What was counted as free turned out not to be. Our bug; whoever asked tries again later."""
 
 
-class BlockManager:
+class BlockManager(BlockBooks):
     """Owner of the free list, the reference counts and the prefix index.
 
     Invariants: a block is free or held, never both; only registered blocks are in the index, each
-    under its own key; every free block is in exactly one of the two free lists.
+    under its own key; every free block is in exactly one of the two free lists; a block in
+    quarantine is in neither, nor in the index. Free, held and quarantined blocks are all there are.
     """
 
     def __init__(self, num_blocks: int, block_size: int, counters: Counters | None = None) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self._references = [0] * num_blocks
-        # Popped from the end: low numbers first, which makes plans easy to read.
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
-        self._index: dict[bytes, int] = {}
-        self._content: list[PrefixBlock | None] = [None] * num_blocks
+        super().__init__(num_blocks, block_size)
+        self._stumbles: dict[int, Finding] = {}
         self._counters = counters or Counters()
 
     @property
@@ -66,6 +59,16 @@ class BlockManager:
     def num_indexed(self) -> int:
         """Blocks that the prefix index knows, held or free."""
         return len(self._index)
+
+    @property
+    def num_quarantined(self) -> int:
+        """Blocks that are out of use."""
+        return len(self._quarantined)
+
+    @property
+    def has_stumbled(self) -> bool:
+        """Whether an operation has found something that does not fit together."""
+        return bool(self._stumbles)
 
     def num_holders(self, block: int) -> int:
         """Return how many sequences hold a block."""
@@ -87,8 +90,15 @@ class BlockManager:
         hits: list[int] = []
         for wanted in prefix:
             block = self._index.get(wanted.key)
+            if block is None:
+                break
             # The exact comparison: an equal key alone proves nothing.
-            if block is None or self._content[block] != wanted:
+            if self._content[block] != wanted:
+                self._stumble(block, "is in the index under a key of other content")
+                break
+            references = self._references[block]
+            if references < 0 or (references == 0) is not (block in self._cached):
+                self._stumble(block, f"has {references} references, which its list contradicts")
                 break
             hits.append(block)
         return hits
@@ -102,34 +112,69 @@ class BlockManager:
         revived = 0
         for block in blocks:
             if self._references[block] == 0:
-                del self._cached[block]
+                if block in self._cached:
+                    del self._cached[block]
+                else:
+                    self._stumble(block, "is shared, but neither held nor listed as cached")
                 revived += 1
             self._references[block] += 1
         self._counters.revived_blocks += revived
         self._counters.shared_blocks += len(blocks) - revived
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` blocks, now held once. The caller has looked at `num_free`."""
+        """Return `count` blocks, now held once. The caller has looked at `num_free`.
+
+        Raises BlocksLostError, and takes none, if some of those were not free.
+        """
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
-        return [self.take() for _ in range(count)]
+        taken: list[int] = []
+        try:
+            for _ in range(count):
+                taken.append(self.take())
+        except BlocksLostError:
+            self.release(taken)
+            raise
+        return taken
 
     def take(self) -> int:
-        """Return one block, now held once. The caller has looked at `num_free`."""
-        if self._free:
-            block = self._free.pop()
-        else:
-            block, _ = self._cached.popitem(last=False)
-            self._forget(block)
-            self._counters.evicted_blocks += 1
-        self._references[block] = 1
-        return block
+        """Return one block, now held once. The caller has looked at `num_free`.
 
-    def release(self, blocks: list[int]) -> int:
-        """Give up one hold of each block; return how many of them nobody holds now."""
+        Raises BlocksLostError if nothing that was counted there is free.
+        """
+        while True:
+            if self._free:
+                block = self._free.pop()
+                is_free = self._content[block] is None and self._references[block] == 0
+            elif self._cached:
+                block, _ = self._cached.popitem(last=False)
+                is_free = self._references[block] == 0 and self._evict(block)
+            else:
+                raise BlocksLostError
+            if is_free and block not in self._quarantined:
+                self._references[block] = 1
+                self.uses[block] += 1
+                return block
+            self._stumble(block, "is listed as free, but its references or content say otherwise")
+
+    def release(self, blocks: list[int], uses: dict[int, int] | None = None) -> int:
+        """Give up one hold of each block; return how many of them nobody holds now.
+
+        A block that has been given to another since `uses` were noted stays with that other.
+        """
         freed = 0
+        noted = uses or {}
         # Last first: a prefix is useful without its tail, a tail without its prefix is not, so
         # tails are to be evicted earlier.
         for block in reversed(blocks):
+            if block in self._quarantined:
+                self._references[block] -= self._references[block] > 0
+                continue
+            if noted.get(block, self.uses[block]) != self.uses[block]:
+                self._stumble(block, "was given to another while it was held", is_foreign=True)
+                continue
+            if self._references[block] <= 0:
+                self._stumble(block, "is released, but has no references")
+                continue
             self._references[block] -= 1
             if self._references[block] == 0:
                 freed += 1
@@ -142,12 +187,13 @@ class BlockManager:
     def register(self, block: int, content: PrefixBlock) -> bool:
         """Enter a held, fully written block into the prefix index.
 
-        Returns False where the index already has that content in another block; the block then
-        stays private to its holder.
+        Returns False where the index already has that content in another block, or where the block
+        is in quarantine or has to get there; the block then stays private to its holder.
         """
-        assert self._references[block] == 1, f"block {block} is not held by one sequence"
-        assert self._content[block] is None, f"block {block} is registered already"
-        if content.key in self._index:
+        if block in self._quarantined or content.key in self._index:
+            return False
+        if self._references[block] != 1 or self._content[block] is not None:
+            self._stumble(block, "is to be registered, but is not held by one or is registered")
             return False
         self._index[content.key] = block
         self._content[block] = content
@@ -163,78 +209,54 @@ class BlockManager:
         self._cached.clear()
         return num_forgotten
 
-    def _forget(self, block: int) -> None:
+    def _evict(self, block: int) -> bool:
+        """Forget the content of a free block; False if the index does not lead to it."""
         content = self._content[block]
-        assert content is not None, f"block {block} is cached without content"
+        if content is None or self._index.get(content.key) != block:
+            return False
         del self._index[content.key]
         self._content[block] = None
+        self._counters.evicted_blocks += 1
+        return True
 
     # ------------------------------------------------------------------------------
-    # Self-check
+    # Quarantine
 
-    def audit(self, hasher: PrefixHasher, holdings: list[Holding]) -> list[str]:
-        """Compare everything known about every block; return one sentence per disagreement.
+    def _stumble(self, block: int, what: str, *, is_foreign: bool = False) -> None:
+        self._stumbles[block] = Finding(block, f"block {block} {what}", is_foreign)
 
-        Counts alone would miss a block that two owners believe to be theirs, so each block is
-        followed: to its holders, to its free list, and to its content, whose key is recomputed.
+    def take_stumbles(self) -> list[Finding]:
+        """Return what operations have found since the last call."""
+        stumbles, self._stumbles = list(self._stumbles.values()), {}
+        return stumbles
+
+    def quarantine(self, holders: dict[int, int], num_admissions: int) -> None:
+        """Take blocks out of use; `holders` says how many tables name each.
+
+        Whoever holds one may go on with it. `num_admissions`: how many there have been.
         """
-        return [
-            *self._audit_holders(holdings),
-            *self._audit_free_lists(),
-            *self._audit_index(hasher),
-            *self._audit_content(holdings),
+        self._free = [block for block in self._free if block not in holders]
+        self._index = {key: block for key, block in self._index.items() if block not in holders}
+        for block, count in holders.items():
+            self._cached.pop(block, None)
+            self._content[block] = None
+            self._references[block] = count
+            self._counters.quarantines += block not in self._quarantined
+            self._quarantined[block] = num_admissions
+
+    def end_quarantine(self, first_admission: int | None) -> int:
+        """Give back what nobody can hold, and return how many blocks.
+
+        `first_admission` is the number of the earliest one that still runs, None: nobody does. A
+        block that was in quarantine before it has never been given to anybody who runs.
+        """
+        over = [
+            block
+            for block, num_admissions in self._quarantined.items()
+            if first_admission is None or num_admissions < first_admission
         ]
-
-    def _audit_holders(self, holdings: list[Holding]) -> Iterator[str]:
-        holders: list[list[str]] = [[] for _ in range(self.num_blocks)]
-        # Whoever counts a block as registered never writes it again, also after `forget_all`.
-        writable: set[int] = set()
-        for holding in holdings:
-            for block in holding.block_table:
-                holders[block].append(holding.name)
-            writable.update(holding.block_table[len(holding.content) :])
-        for block, names in enumerate(holders):
-            if len(names) != self._references[block]:
-                yield (
-                    f"block {block} has {self._references[block]} references but is in the tables "
-                    f"of {names or 'nobody'}"
-                )
-            if len(names) > 1 and self._content[block] is None and block in writable:
-                yield f"block {block} is shared by {names} without being registered"
-
-    def _audit_free_lists(self) -> Iterator[str]:
-        listed = [0] * self.num_blocks
-        for block in self._free:
-            listed[block] += 1
-            if self._content[block] is not None:
-                yield f"block {block} is registered but listed as free without content"
-        for block in self._cached:
-            listed[block] += 1
-            if self._content[block] is None:
-                yield f"block {block} is listed as cached but not registered"
-        for block, times in enumerate(listed):
-            wanted = 0 if self._references[block] else 1
-            if times != wanted:
-                yield f"block {block} is in the free lists {times} times instead of {wanted}"
-
-    def _audit_index(self, hasher: PrefixHasher) -> Iterator[str]:
-        for key, block in self._index.items():
-            content = self._content[block]
-            if content is None or content.key != key:
-                yield f"block {block} is in the index under a key that is not its own"
-        for block, content in enumerate(self._content):
-            if content is None:
-                continue
-            if self._index.get(content.key) != block:
-                yield f"block {block} is registered but the index does not lead to it"
-            if hasher.key(content.parent, content.tokens) != content.key:
-                yield f"block {block} holds other tokens than its key says"
-
-    def _audit_content(self, holdings: list[Holding]) -> Iterator[str]:
-        for holding in holdings:
-            for index, wanted in enumerate(holding.content):
-                block = holding.block_table[index]
-                # A private copy of content that another block is registered for has none itself.
-                found = self._content[block]
-                if found is not None and found != wanted:
-                    yield f"block {block} holds other tokens than {holding.name} has there"
+        for block in over:
+            del self._quarantined[block]
+            self._references[block] = 0
+        self._free.extend(over)
+        return len(over)

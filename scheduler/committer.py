@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.errors import ErrorCode
 from protocol.messages import LogprobColumns, StepResult
-from scheduler.deltas import Addressed, Ending, ending_deltas, select_logprobs, step_deltas
+from scheduler.deltas import Addressed, Ending, Reason, ending_deltas, select_logprobs, step_deltas
 from scheduler.planned_step import Failure, PlannedStep
 from scheduler.running import Running
 from scheduler.sequence import Sequence
@@ -111,10 +112,12 @@ class Committer:
         for pick in due.tolist():
             sequence = table.sequence(int(rows.slots[pick]))
             table.sync(sequence)
-            reason = sequence.natural_end()
+            reason: Reason | None = sequence.natural_end()
             if reason is None:
                 table.expect_output(sequence)
                 continue
+            if not self._running.is_intact(sequence):
+                reason = ErrorCode.INTERNAL
             if reasons is None:
                 reasons = np.zeros(len(rows), np.int32)
             reasons[pick] = reason

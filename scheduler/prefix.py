@@ -70,6 +70,12 @@ class PrefixChain:
             blocks.append(self._next(tokens))
         return blocks[index]
 
+    def blocks(self, count: int, tokens: TokenArray) -> list[PrefixBlock]:
+        """Return the first full blocks."""
+        if count:
+            self.block(count - 1, tokens)
+        return self._blocks[:count]
+
     def _next(self, tokens: TokenArray) -> PrefixBlock:
         parent = self._blocks[-1].key if self._blocks else self._hasher.root(self._domain)
         start = len(self._blocks) * self._width

@@ -41,6 +41,7 @@ from scheduler.gathering import Gathering
 from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
 from scheduler.ranks import Ranks
 from scheduler.scheduler import Scheduler
+from scheduler.self_check import CheckTimer
 from scheduler.stats import StatsLine
 
 SHORTEST_SEQUENCE = 2
@@ -78,7 +79,7 @@ def _serve(
     stats = StatsLine(time.monotonic())
     # By this clock a rank is not late because all of us were stopped.
     clock = RunningClock(time.monotonic(), longest_pause_s=4 * HEARTBEAT_INTERVAL_S)
-    was_busy = False
+    checks = CheckTimer(time.monotonic())
     gc.freeze()  # nothing that exists by now becomes garbage
     lifeline.ready()
     log.info("serves epoch=%d", epoch)
@@ -102,10 +103,8 @@ def _serve(
         )
         ranks.check(running)
 
-        is_busy = scheduler.num_live > 0
-        if was_busy and not is_busy:
-            _check_rest(scheduler, facts)
-        was_busy = is_busy
+        if scheduler.has_stumbled or _check_is_due(checks, scheduler, facts, now):
+            _check(scheduler, frontends, checks)
         is_computing = scheduler.num_unanswered > 0
         if line := stats.due(now, scheduler.counters, is_computing=is_computing):
             log.info("stats %s %s", _describe(scheduler, facts), line)
@@ -210,17 +209,29 @@ def _apply(scheduler: Scheduler, frontends: Frontends, source: bytes, event: Eve
             assert_never(event)
 
 
-def _check_rest(scheduler: Scheduler, facts: EngineFacts) -> None:
-    """Say loudly if a block is still held although no sequence is left."""
-    if scheduler.num_free_blocks != facts.num_blocks:
-        for problem in scheduler.audit():
-            log.error("our bug, please report: %s", problem)
+def _check_is_due(checks: CheckTimer, scheduler: Scheduler, facts: EngineFacts, now: float) -> bool:
+    is_busy = scheduler.num_live > 0
+    is_due = checks.is_due(now, is_busy=is_busy)
+    return is_due or (not is_busy and scheduler.num_free_blocks != facts.num_blocks)
+
+
+def _check(scheduler: Scheduler, frontends: Frontends, checks: CheckTimer) -> None:
+    """Have everything checked and repaired, and say loudly what was wrong."""
+    started = time.monotonic()
+    checked = scheduler.check()
+    checks.checked(started, time.monotonic())
+    for problem in checked.problems:
+        log.error("our bug, please report: %s", problem)
+    for source, deltas in checked.deltas:
+        frontends.send(source, deltas)
 
 
 def _describe(scheduler: Scheduler, facts: EngineFacts) -> str:
+    num_quarantined = scheduler.block_manager.num_quarantined
+    quarantined = f" quarantined_blocks={num_quarantined}" if num_quarantined else ""
     return (
         f"running={scheduler.num_running} waiting={scheduler.waiting_requests} "
         f"free_blocks={scheduler.num_free_blocks}/{facts.num_blocks} "
         f"cached_blocks={scheduler.block_manager.num_cached} "
-        f"indexed_blocks={scheduler.block_manager.num_indexed}"
+        f"indexed_blocks={scheduler.block_manager.num_indexed}{quarantined}"
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from protocol.columns import pack_int32
 from protocol.messages import Join
-from scheduler.block_manager import BlockManager
+from scheduler.block_manager import BlockManager, BlocksLostError
 from scheduler.planned_step import Draft
 from scheduler.policy import PROGRESS_TOKENS, WORTH_WAITING_TOKENS, choose_victim, headroom
 from scheduler.sequence import Sequence, SequenceStatus
@@ -47,6 +47,8 @@ class Running:
         # What `admit` last failed for, as (sequence, free blocks, running): until one of them
         # gets better there is no point in walking the prefix index again.
         self._too_big: tuple[Sequence, int, int] | None = None
+        self.is_short = False
+        """A sequence that was alone found no block, which a sound pool always has."""
         self._num_admissions = 0
         # Admissions there had been when the prefix cache was reset.
         self._reset_at = 0
@@ -91,7 +93,13 @@ class Running:
             return False
         self._too_big = None
         self.blocks.share(hits)
-        sequence.block_table = hits + self.blocks.allocate(total - len(hits))
+        try:
+            sequence.block_table = hits + self.blocks.allocate(total - len(hits))
+        except BlocksLostError:
+            self.blocks.release(hits)
+            return False
+        uses = self.blocks.uses
+        sequence.block_uses = {block: uses[block] for block in sequence.block_table}
         sequence.num_registered = len(hits)
         sequence.num_planned = sequence.num_computed = len(hits) * self.blocks.block_size
         if sequence.cached_tokens is None:
@@ -199,17 +207,25 @@ class Running:
             growing.sort(key=lambda each: each.rank)
         for sequence in growing:
             # Still decoding, unless it gave way to one of those before it.
-            if sequence.status is SequenceStatus.DECODING and self._reclaim(
+            while sequence.status is SequenceStatus.DECODING and self._reclaim(
                 sequence, draft, step_id
             ):
-                self._grow(sequence, draft)
+                if self._grow(sequence, draft):
+                    break
 
-    def _grow(self, sequence: Sequence, draft: Draft) -> None:
+    def _grow(self, sequence: Sequence, draft: Draft) -> bool:
+        """Add a block to a table; False if what was counted as free was not."""
         assert sequence.slot is not None, f"grows without a slot: {sequence.tell()}"
-        block = self.blocks.take()
+        try:
+            block = self.blocks.take()
+        except BlocksLostError:
+            return False
+        # A block that it holds already has been lost to it: the older use stays noted, and shows.
+        sequence.block_uses.setdefault(block, self.blocks.uses[block])
         draft.new_blocks[sequence.slot] = (len(sequence.block_table), block)
         sequence.block_table.append(block)
         self._set_plan_event(sequence, sequence.slot)
+        return True
 
     def _set_plan_event(self, sequence: Sequence, slot: int) -> None:
         capacity = len(sequence.block_table) * self.blocks.block_size
@@ -221,18 +237,40 @@ class Running:
         Called when a chunk of a prompt is committed, and once more when the sequence leaves: what
         it writes in between is of use to those who continue its text, not before it ends.
         Nothing of a sequence that was running at a reset is entered: what it computes later rests
-        on what was written before.
+        on what was written before. Nor is anything of one that may have read another's.
         """
         if not self.prefix_cache or sequence.admission <= self._reset_at:
             return
         # A draining sequence may have given up its blocks.
         full = min(sequence.num_computed // self.blocks.block_size, len(sequence.block_table))
+        if full > sequence.num_registered and not self.is_intact(sequence):
+            return
         for number in range(sequence.num_registered, full):
             content = sequence.chain.block(number, sequence.tokens)
             self.blocks.register(sequence.block_table[number], content)
             sequence.num_registered = number + 1
         if sequence.num_computed >= len(sequence.tokens) - 1:
             self._unregistered.pop(sequence, None)
+
+    def is_intact(self, sequence: Sequence) -> bool:
+        """Return whether everything that a sequence holds is still its own."""
+        if not sequence.is_damaged:
+            table, uses = sequence.block_table, sequence.block_uses
+            sequence.is_damaged = not self.blocks.is_untouched(table, uses)
+        return not sequence.is_damaged
+
+    def quarantine(self, holders: dict[int, int]) -> None:
+        """Take blocks out of use; `holders` says how many running sequences hold each."""
+        self.blocks.quarantine(holders, self._num_admissions)
+
+    def end_quarantine(self) -> int:
+        """Take blocks back into use that no running sequence can hold; return how many.
+
+        Those who ran when a block went out of use have left, and whoever came later was not given
+        it. What unanswered plans do with it, the ranks do before anything that comes.
+        """
+        first = min((sequence.admission for sequence in self.table.running()), default=None)
+        return self.blocks.end_quarantine(first)
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached prefix; return how many blocks that were.
@@ -256,7 +294,8 @@ class Running:
         self.register(sequence)
         for token_id in sequence.stop_token_ids:
             self.stop_watch[token_id] -= 1
-        return self._release_blocks(sequence)
+        freed = self._release_blocks(sequence)
+        return freed + (self.end_quarantine() if self.blocks.num_quarantined else 0)
 
     def relieve(self) -> None:
         """Note that a running sequence has ended, which ends the caution after a preemption."""
@@ -281,9 +320,10 @@ class Running:
             candidates = [*self.prefilling, *self._decoding.values()]
             for candidate in candidates:
                 self.table.sync(candidate)
-            victim = choose_victim(candidates)
-            # Alone, a sequence always has enough: its length was cut to what the pool holds.
-            assert victim is not None, f"no block for the only sequence: {needy.tell()}"
+            # Alone, a sequence always has enough: its length was cut to what the pool holds. Unless
+            # blocks are lost or in quarantine: they come back at the latest when nobody runs.
+            victim = choose_victim(candidates) or needy
+            self.is_short |= len(candidates) == 1 and not self.blocks.num_quarantined
             self.preempt(victim, draft, step_id)
             if victim is needy:
                 return False
@@ -303,8 +343,9 @@ class Running:
         return False
 
     def _release_blocks(self, sequence: Sequence) -> int:
-        freed = self.blocks.release(sequence.block_table)
-        sequence.block_table = []
+        self.is_intact(sequence)  # looked at while it can be seen
+        freed = self.blocks.release(sequence.block_table, sequence.block_uses)
+        sequence.block_table, sequence.block_uses = [], {}
         return freed
 
     def _stop_decoding(self, sequence: Sequence) -> None:

@@ -13,6 +13,7 @@ No I/O, no clock, no randomness: the process around it (`scheduler.process`) has
 import math
 from array import array
 from collections import deque
+from typing import NamedTuple
 
 from protocol.errors import ErrorCode, ProtocolError, RequestError
 from protocol.messages import (
@@ -26,7 +27,7 @@ from protocol.messages import (
     StepResult,
 )
 from protocol.validation import longest_sequence, validate_sequence
-from scheduler.block_manager import BlockManager, Holding
+from scheduler.block_manager import BlockManager
 from scheduler.committer import Committer
 from scheduler.deltas import Addressed, Ending, ending_deltas, resumed_deltas
 from scheduler.planned_step import PlannedStep
@@ -35,19 +36,28 @@ from scheduler.policy import Policy
 from scheduler.prefix import PrefixChain, PrefixHasher, TokenArray
 from scheduler.roster import Roster
 from scheduler.running import Running
+from scheduler.self_check import SelfCheck
 from scheduler.sequence import Sequence, SequenceKey, SequenceStatus
 from scheduler.slot_table import SlotTable
 from scheduler.stats import Counters
 from scheduler.waiting_queue import WaitingQueue
 
 
+class Checked(NamedTuple):
+    """What a self-check has found, and what frontends are to be told."""
+
+    problems: list[str]
+    """A sentence each; every one is our bug."""
+    deltas: list[Addressed]
+
+
 class Scheduler:
     """The core: sequences in, plans out; results in, tokens out.
 
-    Invariants, checked by `check_invariants`: a block is free or held, and held by exactly the
-    sequences whose tables name it; a registered block's content is what its key says; every live
-    sequence is in the waiting queue or has a slot; step ids have no gaps; a sequence has exactly
-    one terminal reason.
+    Invariants, checked by `check_invariants`: a block is free or held or in quarantine, and held by
+    exactly the sequences whose tables name it; a registered block's content is what its key says;
+    every live sequence is in the waiting queue or has a slot; step ids have no gaps; a sequence has
+    exactly one terminal reason.
     """
 
     def __init__(
@@ -79,6 +89,7 @@ class Scheduler:
         self._last_step_id = 0
         self._planner = Planner(policy, self._running, self._queue, self.counters)
         self._committer = Committer(self._running, self.counters)
+        self._self_check = SelfCheck(self._running, self._queue, self._roster, self._hasher)
 
     # ------------------------------------------------------------------------------
     # How things are
@@ -129,6 +140,8 @@ class Scheduler:
             indexed_blocks=blocks.num_indexed,
             free_blocks=blocks.num_free,
             cached_blocks=blocks.num_cached,
+            quarantined_blocks=blocks.num_quarantined,
+            quarantines=counters.quarantines,
         )
 
     @property
@@ -278,18 +291,20 @@ class Scheduler:
 
     def audit(self) -> list[str]:
         """Return one sentence for everything that does not fit together."""
-        waiting, running = self._queue.sequences(), self.running_sequences()
-        problems = self.block_manager.audit(self._hasher, [_holding(each) for each in running])
-        if {*waiting, *running} != set(self._roster.sequences()):
-            problems.append("the live sequences are not those that wait or run")
-        problems += [f"waits and runs: {each.tell()}" for each in waiting if each.is_running]
-        problems += [f"runs unplanned: {each.tell()}" for each in running if not each.is_running]
-        if sum(len(each.tokens) for each in waiting) != self._queue.num_tokens:
-            problems.append("the waiting queue's token count is wrong")
-        watched = sum(len(each.stop_token_ids) for each in running)
-        if int(self._running.stop_watch.sum()) != watched:
-            problems.append("the watch for stop tokens does not fit the running sequences")
-        return problems
+        return self._self_check.audit()
+
+    @property
+    def has_stumbled(self) -> bool:
+        """Whether something has turned out not to fit together: then `check` is to be called."""
+        return self.block_manager.has_stumbled or self._running.is_short
+
+    def check(self) -> Checked:
+        """Look at everything, take out of use what is wrong, and end alone whom that may harm."""
+        problems, harmed = self._self_check.repair()
+        deltas = self._end([Ending(sequence, ErrorCode.INTERNAL) for sequence in harmed])
+        if self.block_manager.num_quarantined:
+            self._running.end_quarantine()
+        return Checked(problems, deltas)
 
     def check_invariants(self) -> None:
         """Assert that `audit` finds nothing."""
@@ -318,13 +333,3 @@ def _check(message: AddSequence, facts: EngineFacts) -> TokenArray:
     if message.deadline is not None and math.isnan(message.deadline):
         raise RequestError(ErrorCode.INVALID_REQUEST, "deadline is not a number.", param="deadline")
     return resumed
-
-
-def _holding(sequence: Sequence) -> Holding:
-    """Return what a running sequence believes to hold."""
-    registered = range(min(sequence.num_registered, len(sequence.block_table)))
-    return Holding(
-        sequence.tell(),
-        sequence.block_table,
-        [sequence.chain.block(number, sequence.tokens) for number in registered],
-    )

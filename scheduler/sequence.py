@@ -100,6 +100,10 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int | None = None
     block_table: list[int] = field(default_factory=list)
+    block_uses: dict[int, int] = field(default_factory=dict)
+    """`BlockBooks.uses` of the blocks it was given, when it was."""
+    is_damaged: bool = False
+    """Something it held may have been another's: it can only end with an internal error."""
     num_planned: int = 0
     """Positions of `tokens` planned so far, while PREFILLING; cached ones are included."""
     num_computed: int = 0

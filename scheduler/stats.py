@@ -27,6 +27,8 @@ class Counters:
     """Blocks that admissions found free, but with their content."""
     evicted_blocks: int = 0
     """Blocks whose content was forgotten because they were needed."""
+    quarantines: int = 0
+    """Blocks taken out of use because something about them did not fit together."""
     output_tokens: int = 0
     """Tokens committed."""
     dropped_tokens: int = 0

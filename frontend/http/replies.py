@@ -164,6 +164,8 @@ class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
     indexed_blocks: int
     free_blocks: int
     cached_blocks: int
+    quarantined_blocks: int
+    quarantines: int
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ FACTS = m.EngineFacts(
 )
 FACTS_LIST = [0, "torch", 16, 9, 4, 64, 50]
 CACHE = m.CacheStats(lookup_tokens=40, cached_tokens=10, evicted_blocks=5, free_blocks=3)
-CACHE_LIST = [40, 10, 0, 0, 0, 0, 5, 0, 3, 0]
+CACHE_LIST = [40, 10, 0, 0, 0, 0, 5, 0, 3, 0, 0, 0]
 
 # One of each message, and the plain msgpack array it must be on the wire. A change here is a
 # change of the protocol: raise PROTOCOL_VERSION with it.

@@ -24,6 +24,7 @@ from protocol.messages import (
     StepResult,
     TokenDeltas,
 )
+from scheduler import process, self_check
 from tests.scheduler.process_driver import ProcessDriver, wait_for
 from tests.scheduler.simulation import add_message, expected_output
 
@@ -183,6 +184,62 @@ def test_any_frontend_may_reset_the_prefix_cache(start, caplog):
         while ping.cache.lookup_tokens != 10:
             ping = frontend.receive(Ping)
         assert (ping.cache.cached_tokens, ping.cache.indexed_blocks) == (0, 1)
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """The schedulers that processes have built, to be corrupted."""
+    build, built = process._build_scheduler, []
+
+    def build_and_keep(*arguments):
+        built.append(build(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr(process, "_build_scheduler", build_and_keep)
+    return built
+
+
+def test_a_lost_block_is_found_when_the_engine_comes_to_rest(start, caplog, built):
+    with start() as driver:
+        rank, frontend = serve(driver)
+        lost = built[0].block_manager._free.pop()
+        frontend.connection.send(add_message(3, PROMPT, max_tokens=2))
+        frontend.output(3, rank.answer)
+        sentence = f"our bug, please report: block {lost} is in the free lists 0 times instead of 1"
+        wait_for(lambda: sentence in caplog.text)
+        ping = frontend.receive(Ping)
+        while not ping.cache.quarantines:
+            ping = frontend.receive(Ping)
+        assert (ping.cache.quarantined_blocks, ping.cache.free_blocks) == (0, 32)
+        driver.ends_quietly()
+
+
+def test_corruption_ends_one_sequence_and_no_process(start, caplog, built, monkeypatch):
+    monkeypatch.setattr(self_check, "BUSY_INTERVAL_S", 0.05)
+    with start() as driver:
+        rank, frontend = serve(driver)
+        messages = [add_message(number, [number, *PROMPT], max_tokens=9) for number in (1, 2)]
+        for message in messages:
+            frontend.connection.send(message)
+        rank.answer()
+        assert frontend.rows()
+        manager = built[0].block_manager
+        block = next(block for block in range(32) if manager.is_registered(block))
+        manager._content[block] = manager._content[block]._replace(domain=b"another's")
+        wait_for(lambda: "our bug, please report: it may have read another's" in caplog.text)
+        rows = []
+        while len({row[0] for row in rows if row[4]}) < 2:
+            rank.collect(0.05)
+            if any(isinstance(plan, StepPlan) for plan in rank.pending):
+                rank.answer()
+            frontend.collect(0.05)
+            if any(isinstance(deltas, TokenDeltas) for deltas in frontend.pending):
+                rows += frontend.rows()
+        assert sorted(row[4] for row in rows if row[4]) == [
+            FinishReason.LENGTH,
+            ErrorCode.INTERNAL,
+        ]
+        driver.ends_quietly()
 
 
 def test_a_deadline_passes_without_any_message(start):

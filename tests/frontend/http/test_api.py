@@ -22,6 +22,8 @@ CACHE = CacheStats(
     indexed_blocks=4,
     free_blocks=3,
     cached_blocks=2,
+    quarantined_blocks=1,
+    quarantines=11,
 )
 TEXT = "The capital of France is Paris. 😀 日本語"
 
@@ -626,6 +628,8 @@ def test_health_of_a_working_engine(serve):
                 "indexed_blocks": 4,
                 "free_blocks": 3,
                 "cached_blocks": 2,
+                "quarantined_blocks": 1,
+                "quarantines": 11,
             },
         }
 
