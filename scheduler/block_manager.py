@@ -144,13 +144,17 @@ class BlockManager(BlockBooks):
         while True:
             if self._free:
                 block = self._free.pop()
-                is_free = self._content[block] is None and self._references[block] == 0
             elif self._cached:
                 block, _ = self._cached.popitem(last=False)
-                is_free = self._references[block] == 0 and self._evict(block)
+                if self._references[block] == 0:
+                    self._evict(block)  # where it cannot, there is content still
             else:
                 raise BlocksLostError
-            if is_free and block not in self._quarantined:
+            if (
+                self._references[block] == 0
+                and self._content[block] is None
+                and block not in self._quarantined
+            ):
                 self._references[block] = 1
                 self.uses[block] += 1
                 return block
@@ -209,15 +213,13 @@ class BlockManager(BlockBooks):
         self._cached.clear()
         return num_forgotten
 
-    def _evict(self, block: int) -> bool:
-        """Forget the content of a free block; False if the index does not lead to it."""
+    def _evict(self, block: int) -> None:
+        """Forget the content of a free block, unless the index does not lead to it."""
         content = self._content[block]
-        if content is None or self._index.get(content.key) != block:
-            return False
-        del self._index[content.key]
-        self._content[block] = None
-        self._counters.evicted_blocks += 1
-        return True
+        if content is not None and self._index.get(content.key) == block:
+            del self._index[content.key]
+            self._content[block] = None
+            self._counters.evicted_blocks += 1
 
     # ------------------------------------------------------------------------------
     # Quarantine
