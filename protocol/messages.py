@@ -25,7 +25,7 @@ from msgspec import Meta
 from protocol.codes import Code
 from protocol.errors import ErrorCode
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_MODEL_LEN = 1 << 20
@@ -406,7 +406,7 @@ class TokenDeltas(Numbered, frozen=True, kw_only=True):
     """[sum of counts]"""
     logprobs: LogprobColumns | None = None
     cached_tokens: Column
-    """[rows] prompt tokens found in the prefix cache."""
+    """[rows] prompt tokens found in the prefix cache, or taken over from another sample."""
     reasons: Column
     """[rows] 0 while running, else its one terminal reason: a FinishReason or an ErrorCode."""
 
@@ -442,20 +442,23 @@ class StepPlan(Numbered, frozen=True, kw_only=True):
     """[leaves] slots given up."""
     joins: Annotated[list[Join], Meta(max_length=65536)] = []
     copies: Column = b""
-    """[copies, 2] (source block, target block)."""
+    """[copies, 2] (source block, target block), done in this order."""
     new_blocks: Column = b""
-    """[new, 3] (slot, index in its block table, block)."""
+    """[new, 3] (slot, index in its block table, block). Each appends, where the index is the
+    table's length, or replaces: a block whose positions are all computed, by one that holds the
+    same keys and values."""
     decode: Column | None = b""
     """[decode rows] slots in order; nil: exactly the previous plan's list."""
     chunks: Column = b""
     """[chunks, 4] (slot, start, count, last); last is 1 where the row samples a token."""
-    groups: Column = b""
-    """[members, 3] (slot, group, shared blocks): rows whose first blocks are the same. Reserved."""
+    groups: Column | None = None
+    """[members, 3] (slot, group, shared blocks): decode rows whose first blocks are the same, each
+    in one group at most; nil: exactly the previous plan's groups, none before the first."""
 
     def __post_init__(self) -> None:
         require_items(4, leaves=self.leaves, decode=self.decode or b"")
         require_items(8, copies=self.copies)
-        require_items(12, new_blocks=self.new_blocks, groups=self.groups)
+        require_items(12, new_blocks=self.new_blocks, groups=self.groups or b"")
         require_items(16, chunks=self.chunks)
 
 

@@ -13,6 +13,9 @@ recently freed first; both in constant time.
      └──────────────────────────────────────────── free, cached ───► held again (share)
               evicted by allocate
 
+A block whose content the index has in another block already can be exchanged for that one
+(`exchange`), so that no content is held twice for long.
+
 The block manager knows integers and prefix blocks; it does not know sequences.
 """
 
@@ -130,8 +133,8 @@ class BlockManager:
     def register(self, block: int, content: PrefixBlock) -> bool:
         """Enter a held, fully written block into the prefix index.
 
-        Returns False where the index already has that content in another block; the block then
-        stays private to its holder.
+        Returns False where the index already has that content in another block; its holder can
+        then `exchange` the block for that one.
         """
         assert self._references[block] == 1, f"block {block} is not held by one sequence"
         assert self._content[block] is None, f"block {block} is registered already"
@@ -140,6 +143,21 @@ class BlockManager:
         self._index[content.key] = block
         self._content[block] = content
         return True
+
+    def exchange(self, block: int, content: PrefixBlock) -> int | None:
+        """Give up a private copy of a content for the index's own block of it, held once more.
+
+        Returns that block. None where the index does not have exactly that content: the copy then
+        stays with its holder.
+        """
+        assert self._references[block] == 1, f"block {block} is not held by one sequence"
+        assert self._content[block] is None, f"block {block} is registered itself"
+        known = self.match([content])
+        if not known:
+            return None
+        self.share(known)
+        self.release([block])
+        return known[0]
 
     def _forget(self, block: int) -> None:
         content = self._content[block]
@@ -165,16 +183,24 @@ class BlockManager:
 
     def _audit_holders(self, holdings: list[Holding]) -> Iterator[str]:
         holders: list[list[str]] = [[] for _ in range(self.num_blocks)]
+        believed: list[set[PrefixBlock | None]] = [set() for _ in range(self.num_blocks)]
         for holding in holdings:
-            for block in holding.block_table:
+            unknown = [None] * (len(holding.block_table) - len(holding.content))
+            for block, content in zip(
+                holding.block_table, [*holding.content, *unknown], strict=True
+            ):
                 holders[block].append(holding.name)
+                believed[block].add(content)
         for block, names in enumerate(holders):
             if len(names) != self._references[block]:
                 yield (
                     f"block {block} has {self._references[block]} references but is in the tables "
                     f"of {names or 'nobody'}"
                 )
-            if len(names) > 1 and self._content[block] is None:
+            if len(names) < 2 or self._content[block] is not None:
+                continue
+            # Samples of one prompt share without the index too, but they agree on the content.
+            if None in believed[block] or len(believed[block]) > 1:
                 yield f"block {block} is shared by {names} without being registered"
 
     def _audit_free_lists(self) -> Iterator[str]:
@@ -209,7 +235,8 @@ class BlockManager:
         for holding in holdings:
             for index, wanted in enumerate(holding.content):
                 block = holding.block_table[index]
-                # A private copy of content that another block is registered for has none itself.
                 found = self._content[block]
                 if found is not None and found != wanted:
                     yield f"block {block} holds other tokens than {holding.name} has there"
+                if found is None and (known := self.match([wanted])):
+                    yield f"block {block} of {holding.name} is a copy of block {known[0]}"

@@ -178,7 +178,8 @@ class Planner:
         leaves = self._running.take_leaves()
         # Ranks never edit their list: it is sent whole whenever somebody has come or gone.
         is_known = step.decodes is self._sent_decodes and not leaves and len(step.decodes) > 0
-        new_blocks = ((slot, *grown) for slot, grown in draft.new_blocks.items())
+        new_blocks = self._running.take_replaced()
+        new_blocks += [(slot, *grown) for slot, grown in draft.new_blocks.items()]
         chunks = ((each.slot, each.start, each.count, int(each.last)) for each in step.chunks)
         return StepPlan(
             step_id=step.step_id,

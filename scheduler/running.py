@@ -12,8 +12,12 @@ from protocol.messages import Join
 from scheduler.block_manager import BlockManager
 from scheduler.planned_step import Draft
 from scheduler.policy import PROGRESS_TOKENS, WORTH_WAITING_TOKENS, choose_victim, headroom
+from scheduler.prefix import PrefixBlock
 from scheduler.sequence import Sequence, SequenceStatus
 from scheduler.slot_table import Rows, SlotTable
+
+MAX_REPLACED = 65_536
+"""Entries of block tables that one plan replaces at most: its frame has to hold them."""
 
 JOIN_BYTES = 512
 """What a join takes in a frame beside its tokens and blocks: its parameters, mostly."""
@@ -24,7 +28,10 @@ class Running:
 
     Invariants: a slot that is given up appears in the leaves of the next plan; a decoding row is
     planned only with the block for its position in its table; blocks found in the prefix index
-    are never written, because a hit ends before the last known token's block.
+    are never written, because a hit ends before the last known token's block. Of a copy that was
+    exchanged for the index's block, the next plan tells the ranks. The copy is free at once: they
+    work in plan order, so what reads it has been sent, and what overwrites it comes in that plan
+    at the earliest.
     """
 
     def __init__(
@@ -41,6 +48,8 @@ class Running:
         # Sequences with full blocks of known tokens that the prefix index does not know yet.
         self._unregistered: dict[Sequence, None] = {}
         self._draining: dict[Sequence, None] = {}
+        # (slot, index in its block table) to the block that the ranks do not know to be there yet.
+        self._replaced: dict[tuple[int, int], int] = {}
         self._leaves: list[int] = []
         self._rows: Rows | None = None
         self._under_pressure = False
@@ -68,6 +77,11 @@ class Running:
         """Return the slots given up since the last plan."""
         leaves, self._leaves = self._leaves, []
         return leaves
+
+    def take_replaced(self) -> list[tuple[int, int, int]]:
+        """Return what replaces entries of block tables: (slot, index, block)."""
+        replaced, self._replaced = self._replaced, {}
+        return [(*place, block) for place, block in replaced.items()]
 
     # ------------------------------------------------------------------------------
     # In
@@ -214,7 +228,8 @@ class Running:
         """Enter a sequence's full, computed blocks into the prefix index.
 
         Called when a chunk of a prompt is committed, and once more when the sequence leaves: what
-        it writes in between is of use to those who continue its text, not before it ends.
+        it writes in between is of use to those who continue its text, not before it ends. Where
+        another has computed the same meanwhile, its own copy gives way to the index's block.
         """
         if not self.prefix_cache:
             return
@@ -222,10 +237,22 @@ class Running:
         full = min(sequence.num_computed // self.blocks.block_size, len(sequence.block_table))
         for number in range(sequence.num_registered, full):
             content = sequence.chain.block(number, sequence.tokens)
-            self.blocks.register(sequence.block_table[number], content)
+            if not self.blocks.register(sequence.block_table[number], content):
+                if len(self._replaced) >= MAX_REPLACED:
+                    break
+                self._exchange(sequence, number, content)
             sequence.num_registered = number + 1
         if sequence.num_computed >= len(sequence.tokens) - 1:
             self._unregistered.pop(sequence, None)
+
+    def _exchange(self, sequence: Sequence, number: int, content: PrefixBlock) -> None:
+        """Hold the index's block instead of a sequence's own copy of the same content."""
+        if sequence.slot is None:
+            return  # It leaves, and gives up the copy.
+        block = self.blocks.exchange(sequence.block_table[number], content)
+        if block is not None:
+            sequence.block_table[number] = block
+            self._replaced[sequence.slot, number] = block
 
     # ------------------------------------------------------------------------------
     # Out
@@ -236,7 +263,9 @@ class Running:
         self._unregistered.pop(sequence, None)
         self._draining.pop(sequence, None)
         self._stop_decoding(sequence)
-        self._leaves.append(self.table.give_back(sequence))
+        slot = self.table.give_back(sequence)
+        self._leaves.append(slot)
+        self._forget_replaced(slot)
         self.register(sequence)
         for token_id in sequence.stop_token_ids:
             self.stop_watch[token_id] -= 1
@@ -280,11 +309,20 @@ class Running:
         """
         for sequence in reversed(self._draining):
             if sequence.block_table:
+                assert sequence.slot is not None, f"drains without a slot: {sequence.tell()}"
                 self.table.sync(sequence)
                 self.register(sequence)
                 self._release_blocks(sequence)
+                self._forget_replaced(sequence.slot)
                 return True
         return False
+
+    def _forget_replaced(self, slot: int) -> None:
+        """Keep from the ranks what they need not know of a slot that reads no block any more."""
+        if self._replaced:
+            self._replaced = {
+                place: block for place, block in self._replaced.items() if place[0] != slot
+            }
 
     def _release_blocks(self, sequence: Sequence) -> int:
         freed = self.blocks.release(sequence.block_table)

@@ -105,9 +105,10 @@ class Sequence:
     num_computed: int = 0
     """Positions whose keys and values are in the cache, as far as committed steps tell."""
     num_registered: int = 0
-    """Blocks of the table that the prefix index knows, or that were found there."""
+    """Blocks of the table that others may share: the prefix index knows them, or they came from
+    it or from another sample."""
     cached_tokens: int | None = None
-    """Prompt tokens found by prefix lookup when it was first admitted; None before."""
+    """Prompt tokens it did not have to compute when it was first admitted; None before."""
     protected_until: int = 0
     """Number of tokens up to which it is not preempted again if another can be."""
     story: deque[Event] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))

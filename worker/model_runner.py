@@ -147,7 +147,8 @@ class ModelRunner:
                 raise
             if self._tp > 1:
                 raise ProcessError(f"Step {rows.step_id} ran out of memory.") from error
-            for slot in rows.slots:
+            # A slot without a row may have been given a block that the device's table lacks now.
+            for slot in {*rows.slots, *rows.new_blocks[:, 0].tolist()}:
                 self._table.fail(slot, ErrorCode.OUT_OF_MEMORY)
             return FinishedStep(out_of_memory_output(rows))
 

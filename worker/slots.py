@@ -184,15 +184,22 @@ class SlotTable:
             if self.params[slot] is None:
                 self._refuse(slot, "gets a new block but is free")
             held = int(self.num_blocks_held[slot])
-            if index != held:
+            if not 0 <= index <= held:
                 self._refuse(slot, f"gets a new block at index {index} but holds {held}")
             if index >= self.block_tables.shape[1]:
                 self._refuse(slot, f"gets more than {self.block_tables.shape[1]} blocks")
             if not 0 <= block < self._num_blocks:
                 self._refuse(slot, f"gets block {block}; blocks are 0 to {self._num_blocks - 1}")
+            length = int(self.lengths[slot])
+            if index < held and length < (index + 1) * self._block_size:
+                # It will write there, and nothing that it writes may lie in two tables.
+                self._refuse(
+                    slot, f"gets another block at index {index} but its length is {length}"
+                )
             self.block_tables[slot, index] = block
-            self.num_blocks_held[slot] = held + 1
-            self._set_capacity(slot, held + 1)
+            if index == held:
+                self.num_blocks_held[slot] = held + 1
+                self._set_capacity(slot, held + 1)
 
     def _set_capacity(self, slot: int, held: int) -> None:
         self._capacities[slot] = min(held * self._block_size, self._max_model_len)

@@ -16,6 +16,7 @@ from protocol.columns import pack_int32, unpack_float32, unpack_int32
 from protocol.connection import Codec, Connection
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    PROTOCOL_VERSION,
     Abort,
     AbortAck,
     AbortState,
@@ -527,7 +528,7 @@ def test_other_roles_and_versions_are_told_ours(bench, fields):
         return [await client.receive() for _ in range(2)], len(bench.endpoint._sessions)
 
     (hello, reset), sessions = bench(use)
-    assert hello.protocol_version == 1
+    assert hello.protocol_version == PROTOCOL_VERSION
     assert isinstance(reset, Reset)
     assert sessions == 0
 

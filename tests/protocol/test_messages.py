@@ -20,7 +20,7 @@ FACTS_LIST = [0, "torch", 16, 9, 4, 64, 50]
 GOLDEN: list[tuple[m.Message, list[object]]] = [
     (
         m.Hello(role=m.Role.WORKER, identity=b"w0", epoch=3, fingerprint="ab", facts=FACTS),
-        ["Hello", 1, 3, b"w0", 3, "ab", FACTS_LIST],
+        ["Hello", 2, 3, b"w0", 3, "ab", FACTS_LIST],
     ),
     (
         m.Ping(epoch=1, seq=2, waiting_requests=3, waiting_tokens=4),
@@ -133,6 +133,7 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             new_blocks=pack_int32([0, 1, 5]),
             decode=None,
             chunks=pack_int32([1, 0, 1, 1]),
+            groups=pack_int32([3, 0, 2]),
         ),
         [
             *("StepPlan", 1, 4, 4, b"\x03\0\0\0"),
@@ -141,7 +142,7 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             b"\0\0\0\0\x01\0\0\0\x05\0\0\0",
             None,
             b"\x01\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0",
-            b"",
+            b"\x03\0\0\0\0\0\0\0\x02\0\0\0",
         ],
     ),
     (
@@ -223,4 +224,4 @@ def test_columns_of_deltas_must_agree():
 def test_a_steady_decode_step_of_256_sequences_is_a_few_hundred_bytes():
     # 16 of the 256 sequences need a new block, as they do on average with blocks of 16.
     plan = m.StepPlan(epoch=1, seq=9, step_id=9, new_blocks=bytes(12 * 16), decode=None)
-    assert len(msgspec.msgpack.encode(plan)) == 217
+    assert len(msgspec.msgpack.encode(plan)) == 216

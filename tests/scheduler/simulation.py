@@ -187,6 +187,8 @@ class SimulatedRank:
     writes: list[int] = field(default_factory=list)
     """Blocks written by the last plan."""
     generations: dict[int, int] = field(default_factory=dict)
+    num_replaced: int = 0
+    """Entries of block tables replaced so far."""
 
     def __post_init__(self) -> None:
         self.cache = [bytearray(8 * self.block_size) for _ in range(self.num_blocks)]
@@ -196,7 +198,7 @@ class SimulatedRank:
         assert plan.step_id == self.last_step_id + 1, "a gap in the step ids"
         self.last_step_id = plan.step_id
         self.writes = []
-        self._apply(plan)
+        self._apply(plan, ErrorCode.OUT_OF_MEMORY in (failing or {}).values())
         decode = self.decode or []
         chunks = unpack_rows(plan.chunks, 4)
         assert decode or chunks, "a plan without rows"
@@ -235,7 +237,7 @@ class SimulatedRank:
             failures=pack_int32(failures),
         )
 
-    def _apply(self, plan: StepPlan) -> None:
+    def _apply(self, plan: StepPlan, has_no_memory: bool) -> None:
         for slot in unpack_int32(plan.leaves):
             del self.slots[slot]
         chunks = {slot: start for slot, start, _, _ in unpack_rows(plan.chunks, 4)}
@@ -249,17 +251,36 @@ class SimulatedRank:
             self.slots[join.slot] = SlotState(
                 token_ids, join.params, table, length=chunks[join.slot]
             )
-        assert plan.copies == b""
-        for slot, index, block in unpack_rows(plan.new_blocks, 3):
-            table = self.slots[slot].block_table
-            assert index == len(table), "a new block at the wrong place"
-            table.append(block)
+        new_blocks = unpack_rows(plan.new_blocks, 3)
+        for slot, index, block in new_blocks:
+            # Looked at before anything is written: the block that is replaced is free by now.
+            self._check_new_block(self.slots[slot], index, block)
+        self._copy(unpack_rows(plan.copies, 2), is_lost=has_no_memory)
+        for slot, index, block in new_blocks:
+            self.slots[slot].block_table[index : index + 1] = [block]
         if plan.decode is None:
             assert self.decode, "nil without a list to repeat"
             assert not plan.leaves, "nil after a leave"
         else:
             self.decode = unpack_int32(plan.decode)
         assert set(self.decode) <= set(self.slots), "a decode row that has left"
+
+    def _check_new_block(self, state: SlotState, index: int, block: int) -> None:
+        assert index <= len(state.block_table), "a new block at the wrong place"
+        if index < len(state.block_table):
+            self.num_replaced += 1
+            assert state.length is not None
+            assert (index + 1) * self.block_size <= state.length, "replaced while it is written"
+            old = state.block_table[index]
+            assert self.cache[block] == self.cache[old], "replaced by other keys and values"
+
+    def _copy(self, copies: list[tuple[int, ...]], *, is_lost: bool) -> None:
+        for source, target in copies:
+            self.cache[target][:] = self.cache[source]
+            self.writes.append(target)
+            if is_lost:
+                # Out of memory, a rank may not get as far as the copies.
+                self.cache[target][:] = word(-7, -7) * self.block_size
 
     def _decode_row(self, state: SlotState) -> tuple[int, int, int]:
         assert state.length is not None
@@ -361,6 +382,7 @@ class Simulation:
             self.plans.append(plan)
             self.results.append(self.rank.execute(plan, failing))
             self._check_writes()
+            self._check_tables()
         return plan
 
     def received(self, request_id: int, sample: int = 0, frontend: int = 0) -> Received:
@@ -394,6 +416,14 @@ class Simulation:
         for block in self.rank.writes:
             assert blocks.num_holders(block) == 1, "a write into a block of two sequences"
             assert not blocks.is_registered(block), "a write into a registered block"
+
+    def _check_tables(self) -> None:
+        for sequence in self.scheduler.running_sequences():
+            # One that drains may have given its blocks away already.
+            if sequence.block_table:
+                assert sequence.slot is not None
+                state = self.rank.slots[sequence.slot]
+                assert state.block_table == sequence.block_table, "the rank has another table"
 
     def check_outputs(self) -> None:
         """Every sequence's output is the oracle's, or starts like it if it was cut off."""

@@ -250,14 +250,17 @@ def test_a_rank_above_0_reports_no_logprobs() -> None:
 
 
 def test_every_token_of_random_plans_is_the_oracles() -> None:
-    nil_lists = copies = 0
+    nil_lists = copies = exchanged = 0
     for seed in range(20):
         runner = ChecksumRunner(FACTS)
-        for expected in RandomPlans(random.Random(seed), FACTS, oracle).plans(60):
+        plans = RandomPlans(random.Random(seed), FACTS, oracle)
+        for expected in plans.plans(60):
             output = execute(runner, expected.plan)
             assert output.tokens.tolist() == expected.tokens, f"seed {seed}"
             assert output.counts.tolist() == expected.counts, f"seed {seed}"
             nil_lists += expected.plan.decode is None
             copies += bool(expected.plan.copies)
+        exchanged += plans.num_exchanged
     assert nil_lists > 100
     assert copies > 50
+    assert exchanged > 50

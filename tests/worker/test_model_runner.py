@@ -224,18 +224,21 @@ def test_out_of_memory_fails_the_steps_rows(
     driver = Driver(path)
     group = on_all(partial(Driver, path, group=rank) for rank in thread_ranks(2))
     on_all(partial(rank.start, PROMPTS[:1]) for rank in group)
-    driver.start(PROMPTS[:1])
+    driver.start(PROMPTS[:2])
     for one in (driver, *group):
         monkeypatch.setattr(one.model, "forward", raise_error)
-    output = driver.step(decode=[0])
+    output = driver.step(decode=[0], new_blocks=[(1, 0, 63)])
     assert output.counts.tolist() == [-1]
     assert output.failures.tolist() == [ErrorCode.OUT_OF_MEMORY]
     for rank in group:
         with pytest.raises(ProcessError, match="Step 2 ran out of memory"):
             rank.step(decode=[0])
     monkeypatch.undo()
-    output = driver.step(leaves=[0], joins=[make_join(1, [4], [0])], chunks=[(1, 0, 1, 1)])
-    assert output.counts.tolist() == [1]
+    output = driver.step(
+        leaves=[0], joins=[make_join(2, [4], [0])], decode=[1], chunks=[(2, 0, 1, 1)]
+    )
+    # Slot 1 has no way to know whether its new block has come through.
+    assert output.counts.tolist() == [-1, 1]
 
 
 def test_other_errors_pass(tiny, monkeypatch: pytest.MonkeyPatch):

@@ -141,6 +141,14 @@ def test_rule_2_joins_come_before_new_blocks_and_these_before_rows(table: SlotTa
     assert rows.new_blocks.tolist() == [[0, 1, 9]]
 
 
+def test_rule_2_a_new_block_may_replace_one_that_is_full(decoding: SlotTable) -> None:
+    rows = decoding.apply(make_plan(3, decode=[0], new_blocks=[(1, 0, 9), (0, 2, 3), (0, 0, 9)]))
+    assert rows.new_blocks.tolist() == [[1, 0, 9], [0, 2, 3], [0, 0, 9]]
+    assert decoding.block_tables[:2, :4].tolist() == [[9, 6, 3, -1], [9, -1, -1, -1]]
+    assert decoding.num_blocks_held[:2].tolist() == [3, 1]
+    assert refusal(decoding, make_plan(4, decode=[1])).startswith("step 4: slot 1 computes pos")
+
+
 def test_rule_2_a_join_sets_the_length_to_its_first_chunks_start(table: SlotTable) -> None:
     rows = table.apply(
         make_plan(
@@ -347,7 +355,11 @@ def join_2_with(**changes: object) -> Join:
         ),
         (
             make_plan(3, new_blocks=[(0, 1, 3)], decode=[0]),
-            "slot 0 gets a new block at index 1 but holds 2",
+            "slot 0 gets another block at index 1 but its length is 5",
+        ),
+        (
+            make_plan(3, new_blocks=[(0, -1, 3)], decode=[0]),
+            "slot 0 gets a new block at index -1 but holds 2",
         ),
         (
             make_plan(3, new_blocks=[(0, 3, 3)], decode=[0]),

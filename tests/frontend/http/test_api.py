@@ -5,7 +5,7 @@ import json
 import pytest
 
 from protocol.columns import unpack_int32
-from protocol.messages import FinishReason
+from protocol.messages import PROTOCOL_VERSION, FinishReason
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -623,7 +623,7 @@ def test_models_and_version(serve):
     assert models == {"object": "list", "data": [model]}
     assert model.pop("created") > 1_700_000_000
     assert model == {"id": "smol", "object": "model", "owned_by": "tokenwire", "max_model_len": 512}
-    assert version["protocol_version"] == 1
+    assert version["protocol_version"] == PROTOCOL_VERSION
 
 
 def test_tokenizing_over_http(serve):
