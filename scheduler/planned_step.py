@@ -40,6 +40,8 @@ class Draft:
 
     new_blocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Slot of a decode row to (index in its block table, block)."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source block, target block), in the order in which they were decided."""
     joins: list[Join] = field(default_factory=list)
     join_bytes: int = 0
     """What the joins take in the plan's frame, or a little less."""

@@ -5,6 +5,8 @@ releases. It decides nothing about who comes next (`policy`, `waiting_queue`), a
 know results (`scheduler`).
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from protocol.columns import pack_int32
@@ -13,6 +15,7 @@ from scheduler.block_manager import BlockManager
 from scheduler.planned_step import Draft
 from scheduler.policy import PROGRESS_TOKENS, WORTH_WAITING_TOKENS, choose_victim, headroom
 from scheduler.prefix import PrefixBlock
+from scheduler.samples import Samples, length_in_common
 from scheduler.sequence import Sequence, SequenceStatus
 from scheduler.slot_table import Rows, SlotTable
 
@@ -21,6 +24,17 @@ MAX_REPLACED = 65_536
 
 JOIN_BYTES = 512
 """What a join takes in a frame beside its tokens and blocks: its parameters, mostly."""
+
+
+class Prefix(NamedTuple):
+    """What a sequence need not compute, because others have."""
+
+    blocks: list[int]
+    """To be shared."""
+    num_tokens: int
+    """With those that a copy of `tail` brings."""
+    tail: int | None = None
+    """The block whose first tokens a sibling has in common with it."""
 
 
 class Running:
@@ -48,6 +62,7 @@ class Running:
         # Sequences with full blocks of known tokens that the prefix index does not know yet.
         self._unregistered: dict[Sequence, None] = {}
         self._draining: dict[Sequence, None] = {}
+        self._samples = Samples()
         # (slot, index in its block table) to the block that the ranks do not know to be there yet.
         self._replaced: dict[tuple[int, int], int] = {}
         self._leaves: list[int] = []
@@ -91,20 +106,26 @@ class Running:
         free, running = self.blocks.num_free, self.table.num_running
         if self.table.num_free == 0 or self._is_known_too_big(sequence, free, running):
             return False
-        hits = self._find_prefix(sequence)
-        if self._is_being_computed(sequence, len(hits)):
+        prefix = self._find_prefix(sequence)
+        if prefix is None:
             return False
+        shared, num_shared = prefix.blocks, len(prefix.blocks)
         total = self.blocks.blocks_for(len(sequence.tokens))
-        wanted = total - len(hits) + self.blocks.num_free_among(hits)
+        wanted = total - num_shared + self.blocks.num_free_among(shared)
         kept_free = headroom(running, self.blocks.block_size, under_pressure=self._under_pressure)
         if wanted + kept_free > free:
             self._too_big = (sequence, free, running)
             return False
         self._too_big = None
-        self.blocks.share(hits)
-        sequence.block_table = hits + self.blocks.allocate(total - len(hits))
-        sequence.num_registered = len(hits)
-        sequence.num_planned = sequence.num_computed = len(hits) * self.blocks.block_size
+        self.blocks.share(shared)
+        own = self.blocks.allocate(total - num_shared)
+        if prefix.tail is not None:
+            draft.copies.append((prefix.tail, own[0]))
+        sequence.block_table = shared + own
+        sequence.num_registered = num_shared
+        sequence.num_planned = prefix.num_tokens
+        # The step that copies may fail yet, so nobody is to copy from the copy before its commit.
+        sequence.num_computed = num_shared * self.blocks.block_size
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.num_planned, sequence.num_prompt_tokens)
         self._enter(sequence, draft, step_id)
@@ -117,6 +138,7 @@ class Running:
             self.stop_watch[token_id] += 1
         sequence.become(SequenceStatus.PREFILLING, step_id)
         self.prefilling[sequence] = None
+        self._samples.enter(sequence)
         if self.prefix_cache:
             self._unregistered[sequence] = None
         draft.joins.append(
@@ -131,7 +153,27 @@ class Running:
         )
         draft.join_bytes += JOIN_BYTES + 4 * (len(sequence.tokens) + len(sequence.block_table))
 
-    def _find_prefix(self, sequence: Sequence) -> list[int]:
+    def _find_prefix(self, sequence: Sequence) -> Prefix | None:
+        """Return what a sequence can start from; None if it does better to wait.
+
+        A sibling has all of the prompt, also where there is no prefix cache; of its last, partly
+        filled block a copy is made, since both are going to write there.
+        """
+        block_size = self.blocks.block_size
+        hits = self._find_hits(sequence)
+        prefix = Prefix(hits, len(hits) * block_size)
+        sibling, length = self._samples.find(sequence), length_in_common(sequence)
+        if sibling is not None and sibling.num_computed >= length > prefix.num_tokens:
+            full = length // block_size
+            # Neither of the two will write into these.
+            sibling.num_registered = max(sibling.num_registered, full)
+            tail = sibling.block_table[full] if length % block_size else None
+            return Prefix(sibling.block_table[:full], length, tail)
+        if sibling is not None and length - prefix.num_tokens >= _worth_waiting(sequence, prefix):
+            return None
+        return None if self._is_being_computed(sequence, prefix) else prefix
+
+    def _find_hits(self, sequence: Sequence) -> list[int]:
         """Return the cached blocks a sequence can start from.
 
         At least one token is always left to compute: its logits are what the sequence needs.
@@ -143,17 +185,16 @@ class Running:
             sequence.chain.block(index, sequence.tokens) for index in range(longest)
         )
 
-    def _is_being_computed(self, sequence: Sequence, num_hits: int) -> bool:
+    def _is_being_computed(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Return whether another sequence is about to compute most of what this one would.
 
         Then it waits for the other's blocks: the samples of one prompt, or a burst of prompts
         behind one long system prompt, are not all to compute the same tokens side by side.
         """
         block_size = self.blocks.block_size
-        pending = len(sequence.tokens) - num_hits * block_size
-        worth_waiting = max(pending // 2, WORTH_WAITING_TOKENS)
+        worth_waiting = _worth_waiting(sequence, prefix)
         # Equal keys of a block stand for equal prefixes up to it, so one comparison is enough.
-        number = num_hits + self.blocks.blocks_for(worth_waiting) - 1
+        number = len(prefix.blocks) + self.blocks.blocks_for(worth_waiting) - 1
         if number >= (len(sequence.tokens) - 1) // block_size:
             return False
         return any(
@@ -262,6 +303,7 @@ class Running:
         self.prefilling.pop(sequence, None)
         self._unregistered.pop(sequence, None)
         self._draining.pop(sequence, None)
+        self._samples.leave(sequence)
         self._stop_decoding(sequence)
         slot = self.table.give_back(sequence)
         self._leaves.append(slot)
@@ -332,3 +374,8 @@ class Running:
     def _stop_decoding(self, sequence: Sequence) -> None:
         if sequence.slot is not None and self._decoding.pop(sequence.slot, None) is not None:
             self._rows = None
+
+
+def _worth_waiting(sequence: Sequence, prefix: Prefix) -> int:
+    """Return how many tokens a sequence must save by waiting, at least, to wait."""
+    return max((len(sequence.tokens) - prefix.num_tokens) // 2, WORTH_WAITING_TOKENS)

@@ -93,6 +93,11 @@ class KVCache:
         for block in blocks:
             self.data.select(self._block_dim, block).zero_()
 
+    def clear_tail(self, block: int, first: int) -> None:
+        """Zero a block from its position `first` on."""
+        tail = self.data.select(self._block_dim, block)
+        tail.narrow(self._block_dim, first, self.shape.block_size - first).zero_()
+
     def copy_blocks(self, copies: Sequence[Sequence[int]]) -> None:
         """Copy blocks, (source, target) after (source, target), in this order."""
         for source, target in copies:

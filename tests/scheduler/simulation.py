@@ -382,7 +382,7 @@ class Simulation:
             self.plans.append(plan)
             self.results.append(self.rank.execute(plan, failing))
             self._check_writes()
-            self._check_tables()
+            self._check_tables(plan)
         return plan
 
     def received(self, request_id: int, sample: int = 0, frontend: int = 0) -> Received:
@@ -417,13 +417,16 @@ class Simulation:
             assert blocks.num_holders(block) == 1, "a write into a block of two sequences"
             assert not blocks.is_registered(block), "a write into a registered block"
 
-    def _check_tables(self) -> None:
+    def _check_tables(self, plan: StepPlan) -> None:
+        changed = {slot for slot, _, _ in unpack_rows(plan.new_blocks, 3)}
         for sequence in self.scheduler.running_sequences():
-            # One that drains may have given its blocks away already.
+            assert sequence.slot is not None
             if sequence.block_table:
-                assert sequence.slot is not None
                 state = self.rank.slots[sequence.slot]
                 assert state.block_table == sequence.block_table, "the rank has another table"
+            else:
+                # It drains and has given its blocks away.
+                assert sequence.slot not in changed, "a new block for nothing"
 
     def check_outputs(self) -> None:
         """Every sequence's output is the oracle's, or starts like it if it was cut off."""

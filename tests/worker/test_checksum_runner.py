@@ -134,6 +134,20 @@ def test_block_copies_move_contents_in_order() -> None:
     assert run(runner, plan) == [following(fork, 1)]
 
 
+def test_a_copied_block_may_be_freed_and_written_in_the_same_plan() -> None:
+    runner = ChecksumRunner(FACTS)
+    execute(runner, PREFILL)
+    fork = [*PROMPT[:5], 77, 78, 79, 80]  # and takes block 4, its source, for its last token
+    plan = make_plan(
+        2,
+        leaves=[0],
+        joins=[make_join(1, fork, [9, 6, 4])],
+        copies=[(4, 6)],
+        chunks=[(1, 5, 4, 1)],
+    )
+    assert run(runner, plan) == [following(fork, 1)]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
