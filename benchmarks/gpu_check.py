@@ -7,7 +7,8 @@
 - draw: the sampling kernel against torch's sampler
 - tokens: the whole runner in bfloat16 against transformers in float32 over 50 prompts of 64 tokens,
   with CUDA graphs and without; a token may differ only where the reference's first choice is at
-  most 0.25 above its second (logits). Beside it how far transformers gets in bfloat16
+  most 0.25 above its second (logits). Beside it how far transformers gets in bfloat16, and what
+  rounding the weights alone does: its float32 tokens with and without
 - graphs: a replayed decode step against the same step run eagerly, bit for bit
 
 Without --model it is the bundled one.
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ALLOWED_GAP = 0.25
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NUM_PROMPTS, NUM_TOKENS = 50, 64
 SHAPES = (
     (16, 8, 128),  # Qwen3-0.6B
@@ -300,9 +302,15 @@ def load_reference(model: Path, device: torch.device, dtype: torch.dtype) -> "Pr
     return loaded.to(device).eval()
 
 
-def references_of(model: Path, device: torch.device) -> list[Reference]:
-    """Return what transformers makes of the prompts, in float32."""
+def references_of(model: Path, device: torch.device, weights: torch.dtype) -> list[Reference]:
+    """Return what transformers makes of the prompts, in float32.
+
+    The weights are rounded to what an engine of that dtype holds, so that a difference is the
+    engine's arithmetic, not its checkpoint's.
+    """
     loaded = load_reference(model, device, torch.float32)
+    for parameter in loaded.parameters():
+        parameter.copy_(parameter.to(weights))
     return make_references(
         loaded,
         vocab_size=loaded.config.vocab_size,
@@ -311,9 +319,11 @@ def references_of(model: Path, device: torch.device) -> list[Reference]:
     )
 
 
-def check_reference(model: Path, device: torch.device, references: Sequence[Reference]) -> Outcome:
-    """Say how far transformers itself gets in bfloat16. Never wrong: it is to compare with."""
-    found = compare_model(load_reference(model, device, torch.bfloat16), references)
+def check_reference(
+    model: Path, device: torch.device, dtype: torch.dtype, references: Sequence[Reference]
+) -> Outcome:
+    """Say how far transformers itself gets in a dtype. Never wrong: it is to compare with."""
+    found = compare_model(load_reference(model, device, dtype), references)
     return Outcome(True, _tell(found))
 
 
@@ -340,14 +350,19 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
                 partial(check_draw, device, vocab_size, has_filters=has_filters),
             )
     path = Path(find_model(model)[0])
-    references: list[Reference] = []
+    references: dict[str, list[Reference]] = {}
 
-    def load() -> Outcome:
-        references.extend(references_of(path, device))
-        return Outcome(True, f"{len(references)} prompts in float32")
+    def load(weights: str) -> Outcome:
+        references[weights] = references_of(path, device, DTYPES[weights])
+        return Outcome(True, f"{len(references[weights])} prompts, computed in float32")
 
-    table.add("reference", load)
-    table.add("tokens transformers bfloat16", lambda: check_reference(path, device, references))
+    for flag in DTYPES:
+        table.add(f"reference of {flag} weights", partial(load, flag))
+    for flag, computed_in in DTYPES.items():
+        table.add(
+            f"tokens transformers {flag}",
+            partial(check_reference, path, device, computed_in, references["bfloat16"]),
+        )
     for name in back_ends:
         if name != "torch":
             for has_filters in (False, True):
@@ -360,7 +375,7 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
             flag = "float32" if name == "torch" else "bfloat16"
             table.add(
                 f"tokens {name} {flag} {'eager' if eager else 'graphs'}",
-                partial(check_tokens, path, name, references, flag, eager=eager),
+                partial(check_tokens, path, name, references[flag], flag, eager=eager),
             )
     return table.num_wrong
 
