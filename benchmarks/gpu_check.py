@@ -5,10 +5,10 @@
 - attention: every back end on random paged batches against attention in float64; it may be at most
   twice as far off as attention written out plainly in its dtype
 - draw: the sampling kernel against torch's sampler
-- tokens: the whole runner in bfloat16 against transformers in float32 over 50 prompts of 64 tokens,
-  with CUDA graphs and without; a token may differ only where the reference's first choice is at
-  most 0.25 above its second (logits). Beside it how far transformers gets in bfloat16, and what
-  rounding the weights alone does: its float32 tokens with and without
+- tokens: the whole runner in bfloat16 against transformers in float32 over 64 tokens of each of 50
+  prompts, pieces of our own pages, with CUDA graphs and without; a token may differ only where the
+  reference's first choice is at most 0.25 above its second (logits). Beside it how far transformers
+  gets in bfloat16, and what rounding the weights alone does: its float32 tokens with and without
 - graphs: a replayed decode step against the same step run eagerly, bit for bit
 
 Without --model it is the bundled one.
@@ -28,12 +28,14 @@ import numpy as np
 import torch
 
 from benchmarks.attention_cases import Errors, Shape, largest_errors, random_case
+from benchmarks.environment import ROOT
 from benchmarks.teacher_forcing import (
     Comparison,
     Reference,
     compare,
     compare_model,
     make_references,
+    text_prompts,
 )
 from protocol.errors import ConfigError
 from protocol.lifecycle import ProcessConfig
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 ALLOWED_GAP = 0.25
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NUM_PROMPTS, NUM_TOKENS = 50, 64
+PROMPT_LENGTHS = (7, 60, 137, 267, 397)
 SHAPES = (
     (16, 8, 128),  # Qwen3-0.6B
     (32, 8, 128),  # Qwen3-8B
@@ -311,12 +314,20 @@ def references_of(model: Path, device: torch.device, weights: torch.dtype) -> li
     loaded = load_reference(model, device, torch.float32)
     for parameter in loaded.parameters():
         parameter.copy_(parameter.to(weights))
-    return make_references(
-        loaded,
-        vocab_size=loaded.config.vocab_size,
-        num_prompts=NUM_PROMPTS,
-        num_tokens=NUM_TOKENS,
-    )
+    return make_references(loaded, prompts_for(model), num_tokens=NUM_TOKENS)
+
+
+def prompts_for(model: Path) -> list[list[int]]:
+    """Return pieces of our own pages as the model's tokens."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
+
+    if is_gguf(model):
+        tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    pages = [page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))]
+    tokens: list[int] = tokenizer("\n\n".join(pages), add_special_tokens=False)["input_ids"]
+    return text_prompts(tokens, PROMPT_LENGTHS, num_each=NUM_PROMPTS // len(PROMPT_LENGTHS))
 
 
 def check_reference(
