@@ -125,6 +125,8 @@ class Planner:
         if cost is None:
             return min(num_tokens, UNMEASURED_TOKENS), math.inf
         rows = self._running.decode_rows()
+        trusted = max(self._model.trusted_tokens - len(rows), UNMEASURED_TOKENS)
+        num_tokens = min(num_tokens, trusted)
         work = StepWork(len(rows), self._table.positions_read(rows), 0)
         return num_tokens, max(target_s - cost.seconds(work), PROMPT_PART * target_s)
 

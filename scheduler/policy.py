@@ -32,7 +32,7 @@ WORTH_WAITING_TOKENS = 256
 PROMPT_PART = 0.1
 """Part of the target for a step's time that is for prompts, however long decode rows take."""
 
-UNMEASURED_TOKENS = 256
+UNMEASURED_TOKENS = 32
 """Prompt tokens of a step with decode rows that has a target, before its cost is known."""
 
 MAX_PASSES = 8

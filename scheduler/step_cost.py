@@ -21,6 +21,13 @@ ENOUGH = 16
 """Timed steps with chunks before anything is predicted."""
 
 
+FURTHER = 2
+"""How many times as many tokens as a timed step with chunks had are believed to cost what the fit
+says; beyond that it is a guess."""
+
+SURPRISE = 1.25
+"""How many times as long as predicted a step takes that makes the fit stale at once."""
+
 PRIOR_WEIGHT = 1e-5
 """Of what was believed before, against that of a timed step."""
 
@@ -125,16 +132,33 @@ class StepCostModel:
         self._mixed = _Window()
         self._cost: StepCost | None = None
         self._coefficients: NDArray[np.float64] | None = None
+        self._most_tokens = 0
         self._is_stale = False
+
+    @property
+    def trusted_tokens(self) -> int:
+        """Tokens of a step with chunks up to which `current` is to be believed.
+
+        A fit to small steps says little of large ones: so steps grow as their cost is seen to.
+        """
+        return FURTHER * self._most_tokens
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Remember how long a step took."""
         if seconds <= 0:
             return
-        window = self._mixed if work.num_pairs else self._decodes
-        window.add(work, seconds)
-        # A refit costs as much as several steps do, so it waits for news of what it is for.
-        self._is_stale = self._is_stale or (window is self._mixed and window.count % ENOUGH == 0)
+        if not work.num_pairs:
+            self._decodes.add(work, seconds)
+            return
+        self._mixed.add(work, seconds)
+        # A refit costs as much as several steps do, so it waits for news: enough of it, a step
+        # larger than any before, or one that took longer than it should have.
+        is_news = self._mixed.count % ENOUGH == 0
+        if self._cost is not None:
+            is_news = is_news or work.num_tokens > self._most_tokens
+            is_news = is_news or seconds > SURPRISE * self._cost.seconds(work)
+        self._most_tokens = max(self._most_tokens, work.num_tokens)
+        self._is_stale = self._is_stale or is_news
 
     def current(self) -> StepCost | None:
         """Return what is known; None before enough steps with chunks have been timed."""

@@ -302,10 +302,7 @@ def _num_blocks(
         workspace=measured.workspace,
         other=measured.other,
         graphs=graph_reserve(
-            max_num_graphs(slots) if has_graphs else 0,
-            slots,
-            model_config.vocab_size,
-            dtype.itemsize,
+            max_num_graphs(slots) if has_graphs else 0, slots, model_config.vocab_size
         ),
         block_bytes=block_bytes,
     )

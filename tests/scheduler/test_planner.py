@@ -152,6 +152,18 @@ def test_before_a_cost_is_known_a_target_means_small_chunks():
     assert chunks_of(simulation.plan()) == [(1, 0, UNMEASURED_TOKENS, 0)]
 
 
+def test_steps_grow_to_twice_the_largest_whose_cost_is_known():
+    simulation = learned(10.0)
+    simulation.add(add_message(100, prompt(0, 3_000)))
+    sizes = []
+    for _ in range(3):
+        plan = simulation.plan()
+        sizes.append(chunks_of(plan)[0][2])
+        answer_in_time(simulation, plan)
+    largest = 28  # of the 23 prompts before, of 6 to 28 tokens, the last one's step
+    assert sizes == [2 * largest + 1, 4 * largest + 3, 8 * largest + 7]
+
+
 def test_a_plan_takes_no_more_joins_than_its_frame_can_hold(monkeypatch):
     monkeypatch.setattr(planner, "MAX_JOIN_BYTES", 1024)
     simulation = simulate(max_in_flight=1)
