@@ -236,6 +236,8 @@ def _step_rows(case: Case) -> StepRows:
         num_rows=num_decode + len(chunks),
         leaves=nothing,
         joins=(),
+        swap_outs=nothing.reshape(0, 2),
+        swap_ins=nothing.reshape(0, 2),
         copies=nothing.reshape(0, 2),
         new_blocks=nothing.reshape(0, 3),
         decode_rows=decode,

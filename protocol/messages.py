@@ -166,6 +166,10 @@ class EngineFacts(Part, frozen=True, kw_only=True):
     """Most tokens of prompt and output together."""
     vocab_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     """Width of the logits: token ids below this are legal."""
+    host_blocks: Annotated[int, Meta(ge=0, le=2**31 - 2)] = 0
+    """Blocks in the host's memory, for preempted sequences."""
+    swap_block_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Seconds that moving a block there or back takes."""
 
 
 class LogprobColumns(Part, frozen=True, kw_only=True):
@@ -431,9 +435,9 @@ class TokenDeltas(Numbered, frozen=True, kw_only=True):
 class StepPlan(Numbered, frozen=True, kw_only=True):
     """One step of work. Its rows are its decode rows, then its chunks; results come in that order.
 
-    A rank applies leaves, joins, block copies and new blocks, in this order, then computes the
-    rows. A decode row sits at position = length and adds 1 to it; a chunk starts at length and
-    adds its count.
+    A rank applies leaves, joins, moves to the host, block copies, moves from the host and new
+    blocks, in this order, then computes the rows. A decode row sits at position = length and adds 1
+    to it; a chunk starts at length and adds its count.
     """
 
     step_id: Count
@@ -443,6 +447,10 @@ class StepPlan(Numbered, frozen=True, kw_only=True):
     joins: Annotated[list[Join], Meta(max_length=65536)] = []
     copies: Column = b""
     """[copies, 2] (source block, target block), done in this order."""
+    swap_outs: Column = b""
+    """[moved, 2] (block, host block): out to the host."""
+    swap_ins: Column = b""
+    """[moved, 2] (host block, block): back from it."""
     new_blocks: Column = b""
     """[new, 3] (slot, index in its block table, block). Each appends, where the index is the
     table's length, or replaces: a block whose positions are all computed, by one that holds the
@@ -457,7 +465,7 @@ class StepPlan(Numbered, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_items(4, leaves=self.leaves, decode=self.decode or b"")
-        require_items(8, copies=self.copies)
+        require_items(8, copies=self.copies, swap_outs=self.swap_outs, swap_ins=self.swap_ins)
         require_items(12, new_blocks=self.new_blocks, groups=self.groups or b"")
         require_items(16, chunks=self.chunks)
 

@@ -18,6 +18,7 @@ from scheduler.prefix import PrefixBlock
 from scheduler.samples import Samples, length_in_common
 from scheduler.sequence import Sequence, SequenceStatus
 from scheduler.slot_table import Rows, SlotTable
+from scheduler.swap_space import SwapSpace
 
 MAX_REPLACED = 65_536
 """Entries of block tables that one plan replaces at most: its frame has to hold them."""
@@ -49,10 +50,17 @@ class Running:
     """
 
     def __init__(
-        self, table: SlotTable, blocks: BlockManager, stop_watch_size: int, *, prefix_cache: bool
+        self,
+        table: SlotTable,
+        blocks: BlockManager,
+        swap: SwapSpace,
+        stop_watch_size: int,
+        *,
+        prefix_cache: bool,
     ) -> None:
         self.table = table
         self.blocks = blocks
+        self.swap = swap
         self.prefix_cache = prefix_cache
         self.stop_watch = np.zeros(stop_watch_size, np.int32)
         """[vocab_size] how many running sequences end at a token."""
@@ -66,6 +74,7 @@ class Running:
         # (slot, index in its block table) to the block that the ranks do not know to be there yet.
         self._replaced: dict[tuple[int, int], int] = {}
         self._leaves: list[int] = []
+        self._swap_outs: list[tuple[int, int]] = []
         self._rows: Rows | None = None
         self._under_pressure = False
         # What `admit` last failed for, as (sequence, free blocks, running): until one of them
@@ -92,6 +101,16 @@ class Running:
         """Return the slots given up since the last plan."""
         leaves, self._leaves = self._leaves, []
         return leaves
+
+    @property
+    def num_swap_outs(self) -> int:
+        """Blocks that the next plan moves to the host."""
+        return len(self._swap_outs)
+
+    def take_swap_outs(self) -> list[tuple[int, int]]:
+        """Return what is moved to the host since the last plan: (block, host block)."""
+        moved, self._swap_outs = self._swap_outs, []
+        return moved
 
     def take_replaced(self) -> list[tuple[int, int, int]]:
         """Return what replaces entries of block tables: (slot, index, block)."""
@@ -121,10 +140,12 @@ class Running:
         own = self.blocks.allocate(total - num_shared)
         if prefix.tail is not None:
             draft.copies.append((prefix.tail, own[0]))
+        draft.swap_ins += zip(sequence.host_blocks[num_shared:], own, strict=False)
+        self.forget_swapped(sequence)
         sequence.block_table = shared + own
         sequence.num_registered = num_shared
         sequence.num_planned = prefix.num_tokens
-        # The step that copies may fail yet, so nobody is to copy from the copy before its commit.
+        # The step that copies or moves may fail yet: nobody is to copy from that before its commit.
         sequence.num_computed = num_shared * self.blocks.block_size
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.num_planned, sequence.num_prompt_tokens)
@@ -161,6 +182,8 @@ class Running:
         """
         block_size = self.blocks.block_size
         hits = self._find_hits(sequence)
+        if sequence.host_blocks:
+            return Prefix(hits, max(len(hits) * block_size, sequence.num_swapped))
         prefix = Prefix(hits, len(hits) * block_size)
         sibling, length = self._samples.find(sequence), length_in_common(sequence)
         if sibling is not None and sibling.num_computed >= length > prefix.num_tokens:
@@ -322,11 +345,32 @@ class Running:
         assert sequence.slot is not None, f"preempted without a slot: {sequence.tell()}"
         draft.new_blocks.pop(sequence.slot, None)
         sequence.become(SequenceStatus.PREEMPTED, step_id)
+        self._swap_out(sequence, draft)
         self.leave(sequence)
         sequence.num_planned = 0
         sequence.protected_until = len(sequence.tokens) + PROGRESS_TOKENS
         draft.preempted.append(sequence)
         self._under_pressure = True
+
+    def _swap_out(self, sequence: Sequence, draft: Draft) -> None:
+        """Move what is committed of a sequence to the host, where that is cheaper.
+
+        Its blocks may be given out in the same plan: a rank moves before it computes.
+        """
+        count = self.blocks.blocks_for(sequence.num_computed)
+        if self.swap.pays(sequence.num_computed, count, draft.cost):
+            sequence.host_blocks = self.swap.take(count)
+            sequence.num_swapped = sequence.num_computed
+            self._swap_outs += zip(sequence.block_table, sequence.host_blocks, strict=False)
+
+    def forget_swapped(self, sequence: Sequence) -> None:
+        """Give back the host blocks of a sequence that needs them no more, if it has any.
+
+        The next plan's moves to the host come after this plan's moves from there.
+        """
+        self.swap.give_back(sequence.host_blocks)
+        sequence.host_blocks = []
+        sequence.num_swapped = 0
 
     def _reclaim(self, needy: Sequence, draft: Draft, step_id: int) -> bool:
         """Make sure that a block is free; False if that took the needy sequence's own."""

@@ -37,6 +37,7 @@ from scheduler.running import Running
 from scheduler.sequence import Sequence, SequenceKey, SequenceStatus
 from scheduler.slot_table import SlotTable
 from scheduler.stats import Counters
+from scheduler.swap_space import SwapSpace
 from scheduler.waiting_queue import WaitingQueue
 
 
@@ -68,8 +69,13 @@ class Scheduler:
         # Every running sequence may have a row in every step, so there are no more of them than
         # the budget has tokens.
         self._table = SlotTable(min(facts.slots, policy.budget))
+        self.swap_space = SwapSpace(facts.host_blocks, facts.swap_block_s)
         self._running = Running(
-            self._table, self.block_manager, facts.vocab_size, prefix_cache=prefix_key is not None
+            self._table,
+            self.block_manager,
+            self.swap_space,
+            facts.vocab_size,
+            prefix_cache=prefix_key is not None,
         )
         self._queue = WaitingQueue(max_waiting_requests, max_waiting_tokens)
         self._roster = Roster()
@@ -209,6 +215,7 @@ class Scheduler:
         self.counters.finished += 1
         if not was_running:
             self._queue.remove(sequence)
+            self._running.forget_swapped(sequence)
             return 0
         self._running.relieve()
         return self._running.leave(sequence)
@@ -262,6 +269,7 @@ class Scheduler:
         problems += [f"runs unplanned: {each.tell()}" for each in running if not each.is_running]
         if sum(len(each.tokens) for each in waiting) != self._queue.num_tokens:
             problems.append("the waiting queue's token count is wrong")
+        problems += self.swap_space.audit([each.host_blocks for each in waiting])
         watched = sum(len(each.stop_token_ids) for each in running)
         if int(self._running.stop_watch.sum()) != watched:
             problems.append("the watch for stop tokens does not fit the running sequences")

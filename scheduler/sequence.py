@@ -107,6 +107,10 @@ class Sequence:
     num_registered: int = 0
     """Blocks of the table that others may share: the prefix index knows them, or they came from
     it or from another sample."""
+    host_blocks: list[int] = field(default_factory=list)
+    """Where its blocks are while it waits, if they were moved to the host."""
+    num_swapped: int = 0
+    """Positions that those hold."""
     cached_tokens: int | None = None
     """Prompt tokens it did not have to compute when it was first admitted; None before."""
     protected_until: int = 0

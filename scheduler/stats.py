@@ -20,6 +20,10 @@ class Counters:
     dropped_tokens: int = 0
     """Tokens that came for a sequence which had left its slot."""
     preemptions: int = 0
+    swapped_out: int = 0
+    """Blocks moved to the host."""
+    swapped_in: int = 0
+    """Blocks moved back."""
     finished: int = 0
     """Sequences that had their terminal reason, aborted ones included."""
 
@@ -61,5 +65,7 @@ class StatsLine:
             f"cached={counters.cached_tokens - before.cached_tokens} "
             f"steps={steps} step_ms={computing_s * 1e3 / max(1, steps):.1f} "
             f"finished={counters.finished - before.finished} "
-            f"preempted={counters.preemptions - before.preemptions}"
+            f"preempted={counters.preemptions - before.preemptions} "
+            f"swapped={counters.swapped_out - before.swapped_out}"
+            f"/{counters.swapped_in - before.swapped_in}"
         )

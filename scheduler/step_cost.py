@@ -61,6 +61,10 @@ class StepCost:
             + self.pair_s * work.num_pairs
         )
 
+    def chunk_seconds(self, start: int, count: int) -> float:
+        """Return how much longer a step is for a chunk of `count` tokens from `start` on."""
+        return self.token_s * count + self.pair_s * chunk_pairs(start, count)
+
     def tokens_within(self, seconds: float, start: int) -> int:
         """Return how many tokens of a chunk from position `start` on can be added in `seconds`.
 

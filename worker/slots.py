@@ -34,9 +34,17 @@ class SlotTable:
     """
 
     def __init__(
-        self, *, slots: int, num_blocks: int, block_size: int, max_model_len: int, vocab_size: int
+        self,
+        *,
+        slots: int,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        vocab_size: int,
+        host_blocks: int = 0,
     ) -> None:
         self._num_slots = slots
+        self._num_host_blocks = host_blocks
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_model_len = max_model_len
@@ -66,7 +74,7 @@ class SlotTable:
         self._decode_rows: Int32Array = int32_view(b"")
 
     def apply(self, plan: StepPlan) -> StepRows:
-        """Apply a plan's leaves, joins, block copies and new blocks; return the step's rows.
+        """Apply a plan's leaves, joins, moves, copies and new blocks; return the step's rows.
 
         Raises ProtocolError naming step and slot when the plan does not fit the table. The table
         is then of no further use.
@@ -74,12 +82,16 @@ class SlotTable:
         self._step_id = plan.step_id
         leaves = int32_view(plan.leaves)
         copies = int32_view(plan.copies).reshape(-1, 2)
+        swap_outs = int32_view(plan.swap_outs).reshape(-1, 2)
+        swap_ins = int32_view(plan.swap_ins).reshape(-1, 2)
         new_blocks = int32_view(plan.new_blocks).reshape(-1, 3)
         chunk_rows: list[list[int]] = int32_view(plan.chunks).reshape(-1, 4).tolist()
 
         self._leave(leaves.tolist())
         self._join(plan.joins, {slot: start for slot, start, _, _ in chunk_rows})
         self._check_blocks("a block copy", copies.ravel())
+        self._check_swaps(swap_outs[:, 0], swap_outs[:, 1])
+        self._check_swaps(swap_ins[:, 1], swap_ins[:, 0])
         self._extend(new_blocks)
 
         if plan.decode is not None:
@@ -96,6 +108,8 @@ class SlotTable:
             leaves=leaves,
             joins=tuple(join.slot for join in plan.joins),
             copies=copies,
+            swap_outs=swap_outs,
+            swap_ins=swap_ins,
             new_blocks=new_blocks,
             decode_rows=self._decode_rows,
             decode_slots=self._decode_slots,
@@ -304,6 +318,16 @@ class SlotTable:
         if len(blocks) and (blocks.min() < 0 or blocks.max() >= self._num_blocks):
             raise ProtocolError(
                 f"step {self._step_id}: {what} names a block outside 0 to {self._num_blocks - 1}"
+            )
+
+    def _check_swaps(self, blocks: Int32Array, host_blocks: Int32Array) -> None:
+        self._check_blocks("a move to or from the host", blocks)
+        if len(host_blocks) and not (
+            0 <= host_blocks.min() <= host_blocks.max() < self._num_host_blocks
+        ):
+            raise ProtocolError(
+                f"step {self._step_id}: a move names a host block that is not below "
+                f"{self._num_host_blocks}"
             )
 
     def _refuse_position(self, slot: int, position: int) -> NoReturn:

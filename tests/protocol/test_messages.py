@@ -11,9 +11,17 @@ from protocol.errors import ErrorCode
 PARAMS = m.SamplingParams(temperature=0.0, seed=7, max_tokens=3, stop_token_ids=[2])
 PARAMS_LIST = [0.0, 0, 1.0, 0.0, 7, 3, 0, 1, [], [2], False, None, True, False, None]
 FACTS = m.EngineFacts(
-    rank=0, back_end="torch", block_size=16, num_blocks=9, slots=4, max_model_len=64, vocab_size=50
+    rank=0,
+    back_end="torch",
+    block_size=16,
+    num_blocks=9,
+    slots=4,
+    max_model_len=64,
+    vocab_size=50,
+    host_blocks=5,
+    swap_block_s=0.25,
 )
-FACTS_LIST = [0, "torch", 16, 9, 4, 64, 50]
+FACTS_LIST = [0, "torch", 16, 9, 4, 64, 50, 5, 0.25]
 
 # One of each message, and the plain msgpack array it must be on the wire. A change here is a
 # change of the protocol: raise PROTOCOL_VERSION with it.
@@ -130,6 +138,8 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
                 )
             ],
             copies=pack_int32([1, 2]),
+            swap_outs=pack_int32([4, 0]),
+            swap_ins=pack_int32([0, 6]),
             new_blocks=pack_int32([0, 1, 5]),
             decode=None,
             chunks=pack_int32([1, 0, 1, 1]),
@@ -139,6 +149,8 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             *("StepPlan", 1, 4, 4, b"\x03\0\0\0"),
             [[1, 2, b"\x07\0\0\0", 1, PARAMS_LIST, b"\x06\0\0\0"]],
             b"\x01\0\0\0\x02\0\0\0",
+            b"\x04\0\0\0\0\0\0\0",
+            b"\0\0\0\0\x06\0\0\0",
             b"\0\0\0\0\x01\0\0\0\x05\0\0\0",
             None,
             b"\x01\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0",
@@ -224,4 +236,4 @@ def test_columns_of_deltas_must_agree():
 def test_a_steady_decode_step_of_256_sequences_is_a_few_hundred_bytes():
     # 16 of the 256 sequences need a new block, as they do on average with blocks of 16.
     plan = m.StepPlan(epoch=1, seq=9, step_id=9, new_blocks=bytes(12 * 16), decode=None)
-    assert len(msgspec.msgpack.encode(plan)) == 216
+    assert len(msgspec.msgpack.encode(plan)) == 220

@@ -35,7 +35,13 @@ VOCAB_SIZE = 40
 
 
 def facts(
-    *, num_blocks: int, block_size: int, slots: int = 4, max_model_len: int = 64, rank: int = 0
+    *,
+    num_blocks: int,
+    block_size: int,
+    slots: int = 4,
+    max_model_len: int = 64,
+    rank: int = 0,
+    host_blocks: int = 0,
 ) -> EngineFacts:
     return EngineFacts(
         rank=rank,
@@ -45,6 +51,7 @@ def facts(
         slots=slots,
         max_model_len=max_model_len,
         vocab_size=VOCAB_SIZE,
+        host_blocks=host_blocks,
     )
 
 
@@ -94,10 +101,15 @@ def simulate(
     max_waiting_requests: int = 100,
     max_waiting_tokens: int = 1000,
     sources: int = 1,
+    host_blocks: int = 0,
 ) -> "Simulation":
     """A simulation with a scheduler of its own."""
     engine = facts(
-        num_blocks=num_blocks, block_size=block_size, slots=slots, max_model_len=max_model_len
+        num_blocks=num_blocks,
+        block_size=block_size,
+        slots=slots,
+        max_model_len=max_model_len,
+        host_blocks=host_blocks,
     )
     scheduler = Scheduler(
         engine,
@@ -181,17 +193,21 @@ class SimulatedRank:
 
     num_blocks: int
     block_size: int
+    host_blocks: int = 0
     slots: dict[int, SlotState] = field(default_factory=dict)
     decode: list[int] | None = None
     last_step_id: int = 0
     writes: list[int] = field(default_factory=list)
     """Blocks written by the last plan."""
     generations: dict[int, int] = field(default_factory=dict)
+    num_moved: int = 0
+    """Blocks moved to the host so far."""
     num_replaced: int = 0
     """Entries of block tables replaced so far."""
 
     def __post_init__(self) -> None:
         self.cache = [bytearray(8 * self.block_size) for _ in range(self.num_blocks)]
+        self.host: dict[int, bytes] = {}
 
     def execute(self, plan: StepPlan, failing: dict[int, ErrorCode] | None = None) -> StepResult:
         """Apply a plan and compute its rows; `failing` names rows (by index) that go wrong."""
@@ -255,7 +271,17 @@ class SimulatedRank:
         for slot, index, block in new_blocks:
             # Looked at before anything is written: the block that is replaced is free by now.
             self._check_new_block(self.slots[slot], index, block)
+        # Whatever happens to the step: whose blocks these are is not part of it.
+        for block, host_block in unpack_rows(plan.swap_outs, 2):
+            assert 0 <= host_block < self.host_blocks, "a host block that there is not"
+            self.host[host_block] = bytes(self.cache[block])
+            self.num_moved += 1
         self._copy(unpack_rows(plan.copies, 2), is_lost=has_no_memory)
+        for host_block, block in unpack_rows(plan.swap_ins, 2):
+            self.cache[block][:] = word(-7, -7) * self.block_size
+            if not has_no_memory:
+                self.cache[block][:] = self.host[host_block]
+            self.writes.append(block)
         for slot, index, block in new_blocks:
             self.slots[slot].block_table[index : index + 1] = [block]
         if plan.decode is None:
@@ -356,7 +382,7 @@ class Simulation:
     def __init__(self, scheduler: Scheduler, engine: EngineFacts, sources: int = 1) -> None:
         self.scheduler = scheduler
         self.facts = engine
-        self.rank = SimulatedRank(engine.num_blocks, engine.block_size)
+        self.rank = SimulatedRank(engine.num_blocks, engine.block_size, engine.host_blocks)
         self.frontends = [SimulatedFrontend(b"frontend-%d" % i) for i in range(sources)]
         self.plans: list[StepPlan] = []
         self.results: deque[StepResult] = deque()

@@ -11,10 +11,11 @@ from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import AddSequence, SamplingParams
 from protocol.validation import longest_sequence
-from scheduler import running
+from scheduler import running, step_cost
 from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
 from tests.scheduler.simulation import Simulation, expected_output, simulate
 
+A_STEP_S = 0.001
 FAMILIES = [[(7 * i + 11 * family) % 37 for i in range(64)] for family in range(3)]
 """Prompts start like one of these, so that many share prefixes."""
 
@@ -117,12 +118,12 @@ class Walk:
             case Plan():
                 self._plan(action)
             case Answer():
-                self.simulation.answer()
+                self.simulation.answer(A_STEP_S)
             case Steps():
                 for _ in range(action.count):
                     while self.simulation.plan() is not None:
                         self.simulation.scheduler.check_invariants()
-                    self.simulation.answer()
+                    self.simulation.answer(A_STEP_S)
             case Expire():
                 self.now += action.seconds
                 self.simulation.deliver(self.simulation.scheduler.expire(float(self.now)))
@@ -189,9 +190,10 @@ class Walk:
     num_blocks=st.integers(2, 14),
     block_size=st.sampled_from([1, 2, 4]),
     worth_waiting=st.sampled_from([1, 6, 256]),
+    host_blocks=st.sampled_from([0, 0, 5, 30]),
 )
 def test_every_output_is_the_oracles(
-    actions, policy, max_in_flight, prefix_key, num_blocks, block_size, worth_waiting
+    actions, policy, max_in_flight, prefix_key, num_blocks, block_size, worth_waiting, host_blocks
 ):
     simulation = simulate(
         num_blocks=num_blocks,
@@ -203,11 +205,15 @@ def test_every_output_is_the_oracles(
         max_waiting_requests=20,
         max_waiting_tokens=200,
         sources=2,
+        host_blocks=host_blocks,
     )
     scheduler = simulation.scheduler
     walk = Walk(simulation)
-    # At its real size no prompt here would ever wait for another.
-    with patch.object(running, "WORTH_WAITING_TOKENS", worth_waiting):
+    # At their real sizes no prompt here would ever wait for another, nor any cost become known.
+    with (
+        patch.object(running, "WORTH_WAITING_TOKENS", worth_waiting),
+        patch.object(step_cost, "ENOUGH", 1),
+    ):
         for action in actions:
             walk.do(action)
         simulation.run()
@@ -215,6 +221,7 @@ def test_every_output_is_the_oracles(
     simulation.check_outputs()
     scheduler.check_invariants()
     assert scheduler.num_free_blocks == num_blocks
+    assert scheduler.swap_space.num_free == host_blocks
     assert scheduler.num_running == 0
     assert scheduler.waiting_requests == 0
     assert scheduler.waiting_tokens == 0
