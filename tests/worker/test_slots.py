@@ -346,6 +346,18 @@ def join_2_with(**changes: object) -> Join:
             "a block copy names a block outside 0 to 15",
         ),
         (
+            make_plan(3, swap_outs=[(16, 0)], decode=[0]),
+            "a move to or from the host names a block outside 0 to 15",
+        ),
+        (
+            make_plan(3, swap_outs=[(0, 0)], decode=[0]),
+            "a move names a host block that is not below 0",
+        ),
+        (
+            make_plan(3, swap_ins=[(-1, 0)], decode=[0]),
+            "a move names a host block that is not below 0",
+        ),
+        (
             make_plan(3, new_blocks=[(2, 0, 3)], decode=[0]),
             "slot 2 gets a new block but is free",
         ),
