@@ -147,12 +147,11 @@ class BlockManager:
     def exchange(self, block: int, content: PrefixBlock) -> int | None:
         """Give up a private copy of a content for the index's own block of it, held once more.
 
-        Returns that block. None where the index does not have exactly that content: the copy then
-        stays with its holder.
+        Returns that block. None where the index does not have exactly that content, or the block
+        is no private copy: it then stays with its holder.
         """
-        assert self._references[block] == 1, f"block {block} is not held by one sequence"
-        assert self._content[block] is None, f"block {block} is registered itself"
-        known = self.match([content])
+        is_private = self._references[block] == 1 and self._content[block] is None
+        known = self.match([content]) if is_private else []
         if not known:
             return None
         self.share(known)
@@ -179,6 +178,7 @@ class BlockManager:
             *self._audit_free_lists(),
             *self._audit_index(hasher),
             *self._audit_content(holdings),
+            *self._audit_copies(holdings),
         ]
 
     def _audit_holders(self, holdings: list[Holding]) -> Iterator[str]:
@@ -238,5 +238,9 @@ class BlockManager:
                 found = self._content[block]
                 if found is not None and found != wanted:
                     yield f"block {block} holds other tokens than {holding.name} has there"
-                if found is None and (known := self.match([wanted])):
+
+    def _audit_copies(self, holdings: list[Holding]) -> Iterator[str]:
+        for holding in holdings:
+            for block, content in zip(holding.block_table, holding.content, strict=False):
+                if self._content[block] is None and (known := self.match([content])):
                     yield f"block {block} of {holding.name} is a copy of block {known[0]}"

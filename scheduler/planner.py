@@ -202,6 +202,7 @@ class Planner:
             new_blocks=pack_int32(chain.from_iterable(new_blocks)),
             decode=None if is_known else step.decodes.column(),
             chunks=pack_int32(chain.from_iterable(chunks)),
+            groups=self._running.groups.take(),
         )
 
     def _advance(self, step: PlannedStep) -> None:

@@ -15,6 +15,7 @@ from scheduler.block_manager import BlockManager
 from scheduler.planned_step import Draft
 from scheduler.policy import PROGRESS_TOKENS, WORTH_WAITING_TOKENS, choose_victim, headroom
 from scheduler.prefix import PrefixBlock
+from scheduler.prefix_groups import PrefixGroups
 from scheduler.samples import Samples, length_in_common
 from scheduler.sequence import Sequence, SequenceStatus
 from scheduler.slot_table import Rows, SlotTable
@@ -71,6 +72,7 @@ class Running:
         self._unregistered: dict[Sequence, None] = {}
         self._draining: dict[Sequence, None] = {}
         self._samples = Samples()
+        self.groups = PrefixGroups(blocks.block_size)
         # (slot, index in its block table) to the block that the ranks do not know to be there yet.
         self._replaced: dict[tuple[int, int], int] = {}
         self._leaves: list[int] = []
@@ -244,6 +246,7 @@ class Running:
         sequence.become(SequenceStatus.DECODING, step_id)
         self._set_plan_event(sequence, slot)
         self._decoding[slot] = sequence
+        self.groups.enter(slot, sequence.block_table)
         self._rows = None
 
     def extend_tables(self, draft: Draft, step_id: int) -> None:
@@ -299,6 +302,7 @@ class Running:
             return
         # A draining sequence may have given up its blocks.
         full = min(sequence.num_computed // self.blocks.block_size, len(sequence.block_table))
+        num_replaced = len(self._replaced)
         for number in range(sequence.num_registered, full):
             content = sequence.chain.block(number, sequence.tokens)
             if not self.blocks.register(sequence.block_table[number], content):
@@ -306,6 +310,8 @@ class Running:
                     break
                 self._exchange(sequence, number, content)
             sequence.num_registered = number + 1
+        if len(self._replaced) > num_replaced and sequence.slot in self._decoding:
+            self.groups.update(sequence.slot, sequence.block_table)
         if sequence.num_computed >= len(sequence.tokens) - 1:
             self._unregistered.pop(sequence, None)
 
@@ -417,6 +423,7 @@ class Running:
 
     def _stop_decoding(self, sequence: Sequence) -> None:
         if sequence.slot is not None and self._decoding.pop(sequence.slot, None) is not None:
+            self.groups.leave(sequence.slot)
             self._rows = None
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import Join, SamplingParams, StepPlan
+from worker.prefix_groups import find_fault
 from worker.step_rows import Chunk, Int32Array, StepRows, int32_view
 
 NEVER = np.int32(2**31 - 1)
@@ -72,6 +73,7 @@ class SlotTable:
         self._step_id = 0
         self._decode_slots: Int32Array = int32_view(b"")
         self._decode_rows: Int32Array = int32_view(b"")
+        self._groups: Int32Array = int32_view(b"").reshape(-1, 3)
 
     def apply(self, plan: StepPlan) -> StepRows:
         """Apply a plan's leaves, joins, moves, copies and new blocks; return the step's rows.
@@ -96,6 +98,10 @@ class SlotTable:
 
         if plan.decode is not None:
             self._set_decode_list(int32_view(plan.decode))
+        if plan.groups is not None:
+            self._groups = int32_view(plan.groups).reshape(-1, 3)
+        if plan.groups is not None or plan.decode is not None:
+            self._check_groups()
         positions = self._advance_decode()
         num_decode = len(self._decode_slots)
         chunks = self._advance_chunks(chunk_rows, first_row=num_decode)
@@ -231,6 +237,14 @@ class SlotTable:
                 self._refuse(int(uses.argmax()), "decodes twice")
         self._decode_slots = slots
         self._decode_rows = np.arange(len(slots), dtype=np.int32)
+
+    def _check_groups(self) -> None:
+        if len(self._groups):
+            fault = find_fault(
+                self._groups, self._decode_slots, self.lengths, self.block_tables, self._block_size
+            )
+            if fault is not None:
+                self._refuse(fault.slot, fault.what)
 
     def _advance_decode(self) -> Int32Array:
         """Return the positions of the decode rows and add one to their lengths."""

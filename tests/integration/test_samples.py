@@ -13,11 +13,13 @@ from protocol.messages import AddSequence, EngineFacts, SamplingParams, StepResu
 from scheduler import running
 from scheduler.policy import ThroughputPolicy
 from scheduler.scheduler import Scheduler
+from tests.worker.plain_kernels import PlainKernels
 from tests.worker.plan_builder import execute
 from tests.worker.thread_ranks import on_all, thread_ranks
 from tests.worker.tiny_models import CPU, save_llama
+from worker.attention.paged import PagedAttention, write_by_torch
 from worker.attention.torch_attention import TorchAttention
-from worker.kv_cache import KVCache, KVCacheShape
+from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
@@ -39,7 +41,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
 class Engine:
     """A scheduler and two ranks, in threads while they compute."""
 
-    def __init__(self, path, *, block_size, prefix_key=None):
+    def __init__(self, path, *, block_size, is_paged=False, prefix_key=None):
+        self.is_paged = is_paged
         self.config = read_model_config(path)
         self.facts = EngineFacts(
             rank=0,
@@ -75,12 +78,17 @@ class Engine:
             head_dim=config.head_dim,
             block_size=facts.block_size,
         )
-        cache = KVCache(shape, facts.num_blocks, dtype=torch.float32, device=CPU)
-        cache.data[:, :, :, : facts.num_blocks] = float("nan")
+        layout = KVLayout.BLOCKS_FIRST if self.is_paged else KVLayout.HEADS_FIRST
+        cache = KVCache(shape, facts.num_blocks, dtype=torch.float32, device=CPU, layout=layout)
+        if self.is_paged:
+            attention = PagedAttention(cache, PlainKernels(), write_by_torch)
+        else:
+            cache.data[:, :, :, : facts.num_blocks] = float("nan")
+            attention = TorchAttention(cache, heads.query.size)
         sampling = SamplingSlots(facts.slots + 1, config.vocab_size, CPU)
         return ModelRunner(
             model,
-            TorchAttention(cache, heads.query.size),
+            attention,
             cache,
             facts,
             sampling=sampling,
@@ -124,10 +132,13 @@ class Engine:
 @pytest.mark.slow
 @pytest.mark.parametrize("block_size", [4, 16, 64])
 @pytest.mark.parametrize("prefix_key", [None, b"key"])
-def test_samples_are_those_of_requests_of_their_own(tiny, monkeypatch, block_size, prefix_key):
+@pytest.mark.parametrize("is_paged", [False, True], ids=["torch", "paged"])
+def test_samples_are_those_of_requests_of_their_own(
+    tiny, monkeypatch, block_size, prefix_key, is_paged
+):
     greedy = SamplingParams(temperature=0.0, seed=0, max_tokens=12)
     drawn = [SamplingParams(temperature=1.0, seed=seed, max_tokens=12) for seed in (5, 6, 7)]
-    alone = Engine(tiny, block_size=block_size)
+    alone = Engine(tiny, block_size=block_size, is_paged=is_paged)
     one, *separate = alone.generate(
         [(number, 0, params) for number, params in enumerate([greedy, *drawn])]
     )
@@ -135,7 +146,7 @@ def test_samples_are_those_of_requests_of_their_own(tiny, monkeypatch, block_siz
     assert len({tuple(tokens) for tokens in separate}) == 3
 
     monkeypatch.setattr(running, "WORTH_WAITING_TOKENS", 8)
-    shared = Engine(tiny, block_size=block_size, prefix_key=prefix_key)
+    shared = Engine(tiny, block_size=block_size, is_paged=is_paged, prefix_key=prefix_key)
     assert shared.generate([(0, sample, greedy) for sample in range(3)]) == [one] * 3
     assert shared.generate([(1, *each) for each in enumerate(drawn)]) == separate
     assert shared.num_copies >= 2

@@ -25,6 +25,7 @@ from protocol.messages import (
     TokenDeltas,
 )
 from protocol.validation import longest_sequence
+from scheduler import prefix_groups
 from scheduler.deltas import Addressed
 from scheduler.policy import Policy, ThroughputPolicy
 from scheduler.prefix import PrefixChain, PrefixHasher
@@ -202,6 +203,7 @@ class SimulatedRank:
     generations: dict[int, int] = field(default_factory=dict)
     num_moved: int = 0
     """Blocks moved to the host so far."""
+    groups: bytes = b""
     num_replaced: int = 0
     """Entries of block tables replaced so far."""
 
@@ -290,6 +292,10 @@ class SimulatedRank:
         else:
             self.decode = unpack_int32(plan.decode)
         assert set(self.decode) <= set(self.slots), "a decode row that has left"
+        if plan.groups is not None:
+            assert plan.groups != self.groups, "groups that are known already"
+            self.groups = plan.groups
+        self._check_groups()
 
     def _check_new_block(self, state: SlotState, index: int, block: int) -> None:
         assert index <= len(state.block_table), "a new block at the wrong place"
@@ -299,6 +305,22 @@ class SimulatedRank:
             assert (index + 1) * self.block_size <= state.length, "replaced while it is written"
             old = state.block_table[index]
             assert self.cache[block] == self.cache[old], "replaced by other keys and values"
+
+    def _check_groups(self) -> None:
+        members = unpack_rows(self.groups, 3)
+        slots = [slot for slot, _, _ in members]
+        assert len(set(slots)) == len(slots), "in two groups"
+        assert set(slots) <= set(self.decode or []), "in a group without a decode row"
+        prefixes: dict[int, list[tuple[int, ...]]] = {}
+        for slot, group, shared in members:
+            state = self.slots[slot]
+            assert state.length is not None
+            assert shared * self.block_size <= state.length, "shares what it has not computed"
+            assert shared * self.block_size >= prefix_groups.GROUP_TOKENS
+            prefixes.setdefault(group, []).append(tuple(state.block_table[:shared]))
+        for each in prefixes.values():
+            assert len(each) >= prefix_groups.GROUP_ROWS
+            assert len(set(each)) == 1, "a group whose tables differ"
 
     def _copy(self, copies: list[tuple[int, ...]], *, is_lost: bool) -> None:
         for source, target in copies:

@@ -135,6 +135,10 @@ def test_only_exactly_equal_content_is_exchanged():
     assert manager.exchange(copy, prefix(3, 4)[0]) is None
     assert manager.exchange(copy, content._replace(tokens=array("i", [7, 7]).tobytes())) is None
     assert manager.num_holders(copy) == 1
+    manager.share([copy])
+    assert manager.exchange(copy, content) is None, "another holds it too"
+    assert manager.exchange(0, content) is None, "it is the index's own"
+    assert (manager.num_holders(copy), manager.num_holders(0)) == (2, 1)
 
 
 def test_registering_what_is_not_held_or_registered_already_is_a_bug():

@@ -194,9 +194,11 @@ def test_the_largest_plan_fits_its_frame():
         step_id=2**40,
         leaves=bytes(4 * 65_536),
         joins=[join(1, 1)] * shortest + [join(MAX_MODEL_LEN, MAX_MODEL_LEN)],
-        new_blocks=bytes(12 * 65_536),
+        copies=bytes(8 * shortest),
+        new_blocks=bytes(12 * (65_536 + running.MAX_REPLACED)),
         decode=bytes(4 * 65_536),
         chunks=bytes(16 * 65_536),
+        groups=bytes(12 * 65_536),
     )
     assert len(Outgoing(1).frame(plan)) < MAX_FRAME_BYTES
 

@@ -11,7 +11,7 @@ from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import AddSequence, SamplingParams
 from protocol.validation import longest_sequence
-from scheduler import running, step_cost
+from scheduler import prefix_groups, running, step_cost
 from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
 from tests.scheduler.simulation import Simulation, expected_output, simulate
 
@@ -190,30 +190,42 @@ class Walk:
     num_blocks=st.integers(2, 14),
     block_size=st.sampled_from([1, 2, 4]),
     worth_waiting=st.sampled_from([1, 6, 256]),
+    group_tokens=st.sampled_from([1, 4]),
     host_blocks=st.sampled_from([0, 0, 5, 30]),
 )
 def test_every_output_is_the_oracles(
-    actions, policy, max_in_flight, prefix_key, num_blocks, block_size, worth_waiting, host_blocks
+    actions,
+    policy,
+    max_in_flight,
+    prefix_key,
+    num_blocks,
+    block_size,
+    worth_waiting,
+    group_tokens,
+    host_blocks,
 ):
-    simulation = simulate(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        slots=5,
-        policy=policy,
-        max_in_flight=max_in_flight,
-        prefix_key=prefix_key,
-        max_waiting_requests=20,
-        max_waiting_tokens=200,
-        sources=2,
-        host_blocks=host_blocks,
-    )
-    scheduler = simulation.scheduler
-    walk = Walk(simulation)
-    # At their real sizes no prompt here would ever wait for another, nor any cost become known.
+    # At their real sizes no prompt here would ever wait for another or be in a group, nor would
+    # any step's cost become known.
     with (
         patch.object(running, "WORTH_WAITING_TOKENS", worth_waiting),
+        patch.object(prefix_groups, "GROUP_TOKENS", group_tokens),
+        patch.object(prefix_groups, "GROUP_ROWS", 2),
         patch.object(step_cost, "ENOUGH", 1),
     ):
+        simulation = simulate(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            slots=5,
+            policy=policy,
+            max_in_flight=max_in_flight,
+            prefix_key=prefix_key,
+            max_waiting_requests=20,
+            max_waiting_tokens=200,
+            sources=2,
+            host_blocks=host_blocks,
+        )
+        scheduler = simulation.scheduler
+        walk = Walk(simulation)
         for action in actions:
             walk.do(action)
         simulation.run()

@@ -10,7 +10,7 @@ import pytest
 
 from protocol.columns import unpack_int32, unpack_rows
 from protocol.errors import ErrorCode
-from scheduler import running
+from scheduler import prefix_groups, running
 from scheduler.policy import LatencyPolicy, ThroughputPolicy
 from tests.scheduler.simulation import add_message, expected_output, simulate
 
@@ -391,3 +391,85 @@ def test_samples_under_pressure_have_the_tokens_of_requests_of_their_own(prefix_
         num_preemptions += simulation.scheduler.counters.preemptions
     assert num_copies > 80
     assert num_preemptions > 50
+
+
+# Groups of decode rows
+
+
+def groups_of(plan):
+    return None if plan.groups is None else unpack_rows(plan.groups, 3)
+
+
+@pytest.fixture
+def small_groups(monkeypatch):
+    """Groups from eight tokens on."""
+    monkeypatch.setattr(prefix_groups, "GROUP_TOKENS", 8)
+
+
+def test_decode_rows_behind_one_prompt_are_told_as_a_group_once(small_groups):
+    simulation = simulate(block_size=4, max_in_flight=1, slots=6)
+    simulation.add(add_message(0, PROMPT[:9], max_tokens=30))
+    simulation.plan()
+    simulation.answer()
+    for request_id in range(1, 5):
+        prompt = [*PROMPT[:8], 30 + request_id]
+        simulation.add(add_message(request_id, prompt, max_tokens=3 + request_id))
+    joining = simulation.plan()  # four chunks: the only decode row is the first one
+    simulation.answer()
+    assert groups_of(joining) is None
+    told = simulation.plan()
+    simulation.answer()
+    assert groups_of(told) == [(slot, 0, 2) for slot in range(5)]
+    groups = []
+    for _ in range(6):
+        groups.append(groups_of(simulation.plan()))
+        simulation.answer()
+    # Requests 1 and 2 have their last rows planned in the plans before.
+    assert groups == [None, None, [(slot, 0, 2) for slot in (0, 2, 3, 4)], [], None, None]
+    simulation.run()
+    simulation.check_outputs()
+
+
+def test_merged_copies_make_a_group(small_groups):
+    simulation = simulate(block_size=4, max_in_flight=2, slots=4)
+    for request_id in range(4):
+        simulation.add(add_message(request_id, PROMPT[:9], max_tokens=12))
+    simulation.plan()
+    assert groups_of(simulation.plan()) is None, "all decode, each from its own copy"
+    simulation.answer()
+    plan = simulation.plan()
+    assert len(new_blocks_of(plan)) == 6
+    assert groups_of(plan) == [(slot, 0, 2) for slot in range(4)]
+    simulation.answer()
+    assert groups_of(simulation.plan()) is None
+    simulation.run()
+    simulation.check_outputs()
+
+
+def test_an_aborted_or_preempted_member_is_none_in_the_next_plan(small_groups):
+    simulation = simulate(block_size=4, max_in_flight=1, slots=5)
+    for request_id in range(5):
+        simulation.add(add_message(request_id, PROMPT[:9], max_tokens=12))
+    for _ in range(2):
+        plan = simulation.plan()
+        simulation.answer()
+    assert groups_of(plan) == [(slot, 0, 2) for slot in range(5)]
+    simulation.abort(1, 0)
+    assert groups_of(simulation.plan()) == [(slot, 0, 2) for slot in (0, 2, 3, 4)]
+    simulation.answer()
+    simulation.abort(4, 0)
+    assert groups_of(simulation.plan()) == []
+    simulation.run()
+    simulation.check_outputs()
+
+
+def test_samples_without_a_prefix_cache_are_a_group_too(small_groups):
+    simulation = first_sample_decodes(prefix_key=None)
+    for sample in range(1, 4):
+        add_sample(simulation, sample)
+    plan = simulation.plan()
+    simulation.answer()
+    assert groups_of(plan) is None
+    assert groups_of(simulation.plan()) == [(slot, 0, 2) for slot in range(4)]
+    simulation.run()
+    simulation.check_outputs()

@@ -61,6 +61,7 @@ def make_plan(
     new_blocks: Sequence[tuple[int, int, int]] = (),
     decode: Sequence[int] | None = (),
     chunks: Sequence[tuple[int, int, int, int]] = (),
+    groups: Sequence[tuple[int, int, int]] | None = None,
 ) -> StepPlan:
     return StepPlan(
         step_id=step_id,
@@ -72,6 +73,7 @@ def make_plan(
         new_blocks=_pack_rows(new_blocks),
         decode=None if decode is None else pack_int32(decode),
         chunks=_pack_rows(chunks),
+        groups=None if groups is None else _pack_rows(groups),
     )
 
 

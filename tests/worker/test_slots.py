@@ -224,6 +224,39 @@ def test_rule_8_the_index_of_a_sampled_token_is_the_length_after_its_row(
     assert rows.sampled_indices.tolist() == decoding.lengths[[0, 2]].tolist() == [6, 2]
 
 
+# Groups of decode rows with the same first blocks.
+
+
+@pytest.fixture
+def grouped(table: SlotTable) -> SlotTable:
+    """Slots 0 and 1 are a group: both decode, and share their first block."""
+    joins = [make_join(0, [10, 11, 12, 13], [5, 6]), make_join(1, [10, 11, 12, 13], [5, 7])]
+    table.apply(make_plan(1, joins=joins, chunks=[(0, 0, 4, 1), (1, 0, 4, 1)]))
+    table.apply(make_plan(2, decode=[0, 1], groups=[(0, 0, 1), (1, 0, 1)]))
+    return table
+
+
+def test_nil_groups_are_exactly_the_previous_plans(grouped: SlotTable) -> None:
+    grouped.apply(make_plan(3, decode=None))
+    join = make_join(2, [8, 9], [3])
+    grouped.apply(make_plan(4, joins=[join], decode=[1, 0], chunks=[(2, 0, 2, 1)]))
+    assert refusal(grouped, make_plan(5, decode=[0, 2])) == (
+        "step 5: slot 1 is in a group but has no decode row"
+    )
+
+
+def test_groups_end_with_an_empty_column(grouped: SlotTable) -> None:
+    grouped.apply(make_plan(3, decode=[0], groups=[]))
+    grouped.apply(make_plan(4, decode=None))
+
+
+def test_groups_that_the_tables_do_not_have_are_fatal(grouped: SlotTable) -> None:
+    plan = make_plan(3, decode=None, groups=[(0, 0, 2), (1, 0, 2)])
+    assert refusal(grouped, plan) == (
+        "step 3: slot 0 shares blocks that it has not filled, or none"
+    )
+
+
 # Rule 9: a failed slot answers without being computed until it leaves.
 
 
