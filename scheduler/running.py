@@ -5,18 +5,16 @@ releases. It decides nothing about who comes next (`policy`, `waiting_queue`), a
 know results (`scheduler`).
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from protocol.columns import pack_int32
 from protocol.messages import Join
 from scheduler.block_manager import BlockManager
 from scheduler.planned_step import Draft
-from scheduler.policy import PROGRESS_TOKENS, WORTH_WAITING_TOKENS, choose_victim, headroom
+from scheduler.policy import PROGRESS_TOKENS, choose_victim, headroom
 from scheduler.prefix import PrefixBlock
+from scheduler.prefix_finder import PrefixFinder
 from scheduler.prefix_groups import PrefixGroups
-from scheduler.samples import Samples, length_in_common
 from scheduler.sequence import Sequence, SequenceStatus
 from scheduler.slot_table import Rows, SlotTable
 from scheduler.swap_space import SwapSpace
@@ -26,17 +24,6 @@ MAX_REPLACED = 65_536
 
 JOIN_BYTES = 512
 """What a join takes in a frame beside its tokens and blocks: its parameters, mostly."""
-
-
-class Prefix(NamedTuple):
-    """What a sequence need not compute, because others have."""
-
-    blocks: list[int]
-    """To be shared."""
-    num_tokens: int
-    """With those that a copy of `tail` brings."""
-    tail: int | None = None
-    """The block whose first tokens a sibling has in common with it."""
 
 
 class Running:
@@ -68,10 +55,8 @@ class Running:
         self.prefilling: dict[Sequence, None] = {}
         """In order of admission."""
         self._decoding: dict[int, Sequence] = {}
-        # Sequences with full blocks of known tokens that the prefix index does not know yet.
-        self._unregistered: dict[Sequence, None] = {}
         self._draining: dict[Sequence, None] = {}
-        self._samples = Samples()
+        self._prefixes = PrefixFinder(blocks, prefix_cache=prefix_cache)
         self.groups = PrefixGroups(blocks.block_size)
         # (slot, index in its block table) to the block that the ranks do not know to be there yet.
         self._replaced: dict[tuple[int, int], int] = {}
@@ -127,7 +112,7 @@ class Running:
         free, running = self.blocks.num_free, self.table.num_running
         if self.table.num_free == 0 or self._is_known_too_big(sequence, free, running):
             return False
-        prefix = self._find_prefix(sequence)
+        prefix = self._prefixes.find(sequence)
         if prefix is None:
             return False
         shared, num_shared = prefix.blocks, len(prefix.blocks)
@@ -161,9 +146,7 @@ class Running:
             self.stop_watch[token_id] += 1
         sequence.become(SequenceStatus.PREFILLING, step_id)
         self.prefilling[sequence] = None
-        self._samples.enter(sequence)
-        if self.prefix_cache:
-            self._unregistered[sequence] = None
+        self._prefixes.enter(sequence)
         draft.joins.append(
             Join(
                 slot=slot,
@@ -175,59 +158,6 @@ class Running:
             )
         )
         draft.join_bytes += JOIN_BYTES + 4 * (len(sequence.tokens) + len(sequence.block_table))
-
-    def _find_prefix(self, sequence: Sequence) -> Prefix | None:
-        """Return what a sequence can start from; None if it does better to wait.
-
-        A sibling has all of the prompt, also where there is no prefix cache; of its last, partly
-        filled block a copy is made, since both are going to write there.
-        """
-        block_size = self.blocks.block_size
-        hits = self._find_hits(sequence)
-        if sequence.host_blocks:
-            return Prefix(hits, max(len(hits) * block_size, sequence.num_swapped))
-        prefix = Prefix(hits, len(hits) * block_size)
-        sibling, length = self._samples.find(sequence), length_in_common(sequence)
-        if sibling is not None and sibling.num_computed >= length > prefix.num_tokens:
-            full = length // block_size
-            # Neither of the two will write into these.
-            sibling.num_registered = max(sibling.num_registered, full)
-            tail = sibling.block_table[full] if length % block_size else None
-            return Prefix(sibling.block_table[:full], length, tail)
-        if sibling is not None and length - prefix.num_tokens >= _worth_waiting(sequence, prefix):
-            return None
-        return None if self._is_being_computed(sequence, prefix) else prefix
-
-    def _find_hits(self, sequence: Sequence) -> list[int]:
-        """Return the cached blocks a sequence can start from.
-
-        At least one token is always left to compute: its logits are what the sequence needs.
-        """
-        if not self.prefix_cache:
-            return []
-        longest = (len(sequence.tokens) - 1) // self.blocks.block_size
-        return self.blocks.match(
-            sequence.chain.block(index, sequence.tokens) for index in range(longest)
-        )
-
-    def _is_being_computed(self, sequence: Sequence, prefix: Prefix) -> bool:
-        """Return whether another sequence is about to compute most of what this one would.
-
-        Then it waits for the other's blocks: the samples of one prompt, or a burst of prompts
-        behind one long system prompt, are not all to compute the same tokens side by side.
-        """
-        block_size = self.blocks.block_size
-        worth_waiting = _worth_waiting(sequence, prefix)
-        # Equal keys of a block stand for equal prefixes up to it, so one comparison is enough.
-        number = len(prefix.blocks) + self.blocks.blocks_for(worth_waiting) - 1
-        if number >= (len(sequence.tokens) - 1) // block_size:
-            return False
-        return any(
-            other.num_registered <= number < len(other.tokens) // block_size
-            and other.chain.block(number, other.tokens).key
-            == sequence.chain.block(number, sequence.tokens).key
-            for other in self._unregistered
-        )
 
     def _is_known_too_big(self, sequence: Sequence, free: int, running: int) -> bool:
         if self._too_big is None:
@@ -313,7 +243,7 @@ class Running:
         if len(self._replaced) > num_replaced and sequence.slot in self._decoding:
             self.groups.update(sequence.slot, sequence.block_table)
         if sequence.num_computed >= len(sequence.tokens) - 1:
-            self._unregistered.pop(sequence, None)
+            self._prefixes.registered(sequence)
 
     def _exchange(self, sequence: Sequence, number: int, content: PrefixBlock) -> None:
         """Hold the index's block instead of a sequence's own copy of the same content."""
@@ -330,9 +260,8 @@ class Running:
     def leave(self, sequence: Sequence) -> int:
         """Take slot and blocks from a sequence; return how many blocks nobody holds now."""
         self.prefilling.pop(sequence, None)
-        self._unregistered.pop(sequence, None)
         self._draining.pop(sequence, None)
-        self._samples.leave(sequence)
+        self._prefixes.leave(sequence)
         self._stop_decoding(sequence)
         slot = self.table.give_back(sequence)
         self._leaves.append(slot)
@@ -425,8 +354,3 @@ class Running:
         if sequence.slot is not None and self._decoding.pop(sequence.slot, None) is not None:
             self.groups.leave(sequence.slot)
             self._rows = None
-
-
-def _worth_waiting(sequence: Sequence, prefix: Prefix) -> int:
-    """Return how many tokens a sequence must save by waiting, at least, to wait."""
-    return max((len(sequence.tokens) - prefix.num_tokens) // 2, WORTH_WAITING_TOKENS)

@@ -21,7 +21,7 @@ from protocol.messages import (
     SchedulerToWorker,
     WorkerToScheduler,
 )
-from scheduler import prefix_groups, running
+from scheduler import prefix_finder, prefix_groups
 from scheduler.policy import LatencyPolicy, ThroughputPolicy
 from scheduler.scheduler import Scheduler
 from worker.checksum import checksum_token
@@ -184,7 +184,7 @@ class Mix:
 @pytest.mark.slow
 def test_500_random_mixes_are_exact(monkeypatch: pytest.MonkeyPatch):
     # At their real sizes no prompt here would ever wait for another or be in a group.
-    monkeypatch.setattr(running, "WORTH_WAITING_TOKENS", 8)
+    monkeypatch.setattr(prefix_finder, "WORTH_WAITING_TOKENS", 8)
     monkeypatch.setattr(prefix_groups, "GROUP_TOKENS", 4)
     monkeypatch.setattr(prefix_groups, "GROUP_ROWS", 2)
     preemptions = cached = copies = groups = 0

@@ -10,7 +10,7 @@ import torch
 
 from protocol.columns import pack_int32, unpack_int32, unpack_int64
 from protocol.messages import AddSequence, EngineFacts, SamplingParams, StepResult
-from scheduler import running
+from scheduler import prefix_finder
 from scheduler.policy import ThroughputPolicy
 from scheduler.scheduler import Scheduler
 from tests.worker.plain_kernels import PlainKernels
@@ -145,7 +145,7 @@ def test_samples_are_those_of_requests_of_their_own(
     assert alone.num_copies == 0
     assert len({tuple(tokens) for tokens in separate}) == 3
 
-    monkeypatch.setattr(running, "WORTH_WAITING_TOKENS", 8)
+    monkeypatch.setattr(prefix_finder, "WORTH_WAITING_TOKENS", 8)
     shared = Engine(tiny, block_size=block_size, is_paged=is_paged, prefix_key=prefix_key)
     assert shared.generate([(0, sample, greedy) for sample in range(3)]) == [one] * 3
     assert shared.generate([(1, *each) for each in enumerate(drawn)]) == separate

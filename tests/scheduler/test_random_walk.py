@@ -11,7 +11,7 @@ from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import AddSequence, SamplingParams
 from protocol.validation import longest_sequence
-from scheduler import prefix_groups, running, step_cost
+from scheduler import prefix_finder, prefix_groups, step_cost
 from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
 from tests.scheduler.simulation import Simulation, expected_output, simulate
 
@@ -207,7 +207,7 @@ def test_every_output_is_the_oracles(
     # At their real sizes no prompt here would ever wait for another or be in a group, nor would
     # any step's cost become known.
     with (
-        patch.object(running, "WORTH_WAITING_TOKENS", worth_waiting),
+        patch.object(prefix_finder, "WORTH_WAITING_TOKENS", worth_waiting),
         patch.object(prefix_groups, "GROUP_TOKENS", group_tokens),
         patch.object(prefix_groups, "GROUP_ROWS", 2),
         patch.object(step_cost, "ENOUGH", 1),
