@@ -1,7 +1,8 @@
 import pytest
 
 from protocol.errors import ErrorCode, RequestError
-from scheduler.policy import MAX_PASSES, Order
+from scheduler.policy import Order
+from scheduler.sequence import MAX_PASSES
 from scheduler.waiting_queue import WaitingQueue
 from tests.scheduler.simulation import make_sequence
 
