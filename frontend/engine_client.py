@@ -14,7 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from frontend.deltas import DeltaQueue, TokenLogprobs
-from frontend.generation import GenerationRequest, PreparedRequest, check_chat, settle
+from frontend.generation import (
+    DeadlineError,
+    GenerationRequest,
+    PreparedRequest,
+    check_chat,
+    check_priority,
+    settle,
+)
 from frontend.live_request import LiveRequest
 from frontend.output_text import OutputText
 from frontend.sample import Sample, failure
@@ -120,7 +127,10 @@ class EngineClient:
     # What surfaces ask for
 
     async def prepare(self, request: GenerationRequest) -> PreparedRequest:
-        """Make a request ready to start. Raises RequestError, and leaves nothing behind then."""
+        """Make a request ready to start.
+
+        Raises RequestError, or DeadlineError if its time runs out; nothing is left behind then.
+        """
         facts = self._require_ready()
         live = sum(len(request.samples) for request in self._requests.values())
         if live + request.params.n > self._max_live_sequences:
@@ -130,7 +140,13 @@ class EngineClient:
                 "most; try again in a moment.",
             )
         validate_params(request.params, facts)
-        prompt_ids = await self._encode(request.prompt, facts)
+        check_priority(request.priority)
+        left = None if request.deadline is None else request.deadline - time.monotonic()
+        try:
+            async with asyncio.timeout(left):
+                prompt_ids = await self._encode(request.prompt, facts)
+        except TimeoutError as error:
+            raise DeadlineError("The request's time ran out before its prompt was read.") from error
         seed = self._seeds.draw()
         return settle(request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed)
 
@@ -306,6 +322,8 @@ class EngineClient:
                 prompt_ids=prepared.prompt_ids,
                 params=params,
                 cache_domain=prepared.cache_domain,
+                priority=prepared.priority,
+                deadline=prepared.deadline,
             )
             text = OutputText(
                 vocabulary.detokenizer(skip_special_tokens=asked.skip_special_tokens),

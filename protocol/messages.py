@@ -25,7 +25,7 @@ from msgspec import Meta
 from protocol.codes import Code
 from protocol.errors import ErrorCode
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_MODEL_LEN = 1 << 20
@@ -37,10 +37,13 @@ MAX_SAMPLES = 64
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_LOGPROBS = 20
+MAX_DEADLINE_S = 604_800
+"""A week: the longest time limit of a request."""
 
 Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
 RequestId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 SampleIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_SAMPLES)]
 Column: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
@@ -286,6 +289,10 @@ class Generate(Numbered, frozen=True, kw_only=True):
     params: SamplingParams
     stream: bool = True
     """False: one Output per sample, at its end."""
+    priority: Int32 = 0
+    """Higher runs first."""
+    deadline_s: Seconds | None = None
+    """Seconds from its receipt by which every sample ends, if need be with TIMEOUT."""
 
 
 class Output(Numbered, frozen=True, kw_only=True):

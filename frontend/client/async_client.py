@@ -83,13 +83,22 @@ class AsyncClient:
         *,
         on_result: Callable[[Generation], object] | None = None,
         return_errors: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
         timeout_s: float = GENERATE_TIMEOUT_S,
     ) -> list[Generation]:
         """Generate from one prompt or many, and return the results in the order of the prompts.
 
         As `Client.generate`; calls of several tasks share the engine.
         """
-        batch = Batch(prompts, params, on_result=on_result, return_errors=return_errors)
+        batch = Batch(
+            prompts,
+            params,
+            on_result=on_result,
+            return_errors=return_errors,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
         events: asyncio.Queue[Delta | Ended] = asyncio.Queue()
         link = self._connected()
         try:
@@ -105,10 +114,14 @@ class AsyncClient:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        priority: int = 0,
+        deadline_s: float | None = None,
         timeout_s: float = STREAM_TIMEOUT_S,
     ) -> AsyncStream:
         """Generate from one prompt and return its output as it is made. As `Client.stream`."""
-        request = build_request(prompt, params, stream=True)
+        request = build_request(
+            prompt, params, stream=True, priority=priority, deadline_s=deadline_s
+        )
         return AsyncStream(self._connected(), prompt, request, timeout_s=timeout_s)
 
     async def abort(

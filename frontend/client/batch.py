@@ -18,10 +18,14 @@ class Batch:
         *,
         on_result: Callable[[Generation], object] | None,
         return_errors: bool,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> None:
         """Raises RequestError for prompts or parameters that no engine could take."""
         self._prompts = list_prompts(prompts)
-        self._requests = build_requests(self._prompts, params, stream=False)
+        self._requests = build_requests(
+            self._prompts, params, stream=False, priority=priority, deadline_s=deadline_s
+        )
         self._on_result = on_result
         self._return_errors = return_errors
         self._builders: dict[int, GenerationBuilder] = {}

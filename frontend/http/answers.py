@@ -6,6 +6,7 @@ event with an error, then `[DONE]`. A client that leaves ends its request.
 """
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 from starlette.responses import Response
@@ -27,7 +28,10 @@ CLIENT_CLOSED_REQUEST = 499
 async def answer_whole(
     receive: Receive, choices: Choices, dialect: Dialect, headers: dict[str, str]
 ) -> Response:
-    """Return the whole answer once all choices have ended. Raises HttpError if one fails."""
+    """Return the whole answer once all choices have ended.
+
+    Raises HttpError if one fails, or if time runs out before any has a token.
+    """
     finished = [FinishedChoice(logprobs=[], token_ids=[]) for _ in range(choices.count)]
     left = choices.count
     try:
@@ -43,6 +47,8 @@ async def answer_whole(
                         left -= 1
                 if client.is_gone:
                     return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if not any(choice.token_ids for choice in finished):
+            _refuse_timeout(choice.finish_reason for choice in finished)
         answer = dialect.answer(finished, choices.usage())
         return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
     finally:
@@ -101,9 +107,9 @@ class EventStream:
     async def _first_news(self) -> list[ChoiceDelta]:
         """Wait for the first deltas, or for long enough. Raises HttpError if one is a failure."""
         news = await self._choices.take()
-        for _, delta in news:
-            if delta.is_last:
-                ended_well(delta)
+        ends = [ended_well(delta) for _, delta in news if delta.is_last]
+        if not any(delta.token_ids for _, delta in news):
+            _refuse_timeout(ends)
         return news
 
     def _start(self) -> dict[str, object]:
@@ -183,3 +189,9 @@ def ended_well(delta: SampleDelta) -> FinishReason:
     if delta.finish_reason not in FINISH_REASONS:
         raise ending_to_http(delta.finish_reason or FinishReason.ABORT)
     return delta.finish_reason
+
+
+def _refuse_timeout(ends: Iterable[FinishReason]) -> None:
+    """Raise HttpError if one of these ends, of choices without tokens, is a timeout."""
+    if FinishReason.TIMEOUT in ends:
+        raise ending_to_http(FinishReason.TIMEOUT)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from protocol.columns import pack_int32, unpack_float32, unpack_int32
 from protocol.connection import Codec, Connection
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    PROTOCOL_VERSION,
     Abort,
     AbortAck,
     AbortState,
@@ -527,7 +529,7 @@ def test_other_roles_and_versions_are_told_ours(bench, fields):
         return [await client.receive() for _ in range(2)], len(bench.endpoint._sessions)
 
     (hello, reset), sessions = bench(use)
-    assert hello.protocol_version == 1
+    assert hello.protocol_version == PROTOCOL_VERSION
     assert isinstance(reset, Reset)
     assert sessions == 0
 
@@ -547,3 +549,43 @@ def test_the_end_of_all_reaches_clients(bench):
     refused, ended = bench(use)
     assert (refused.request_id, refused.error.code) == (2, ErrorCode.NOT_READY)
     assert (ended.request_id, ended.error.code) == (1, ErrorCode.NOT_READY)
+
+
+def test_a_turn_is_passed_on_and_its_time_counts_from_the_receipt(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        before = time.monotonic()
+        client.send(
+            Generate(
+                request_id=1, prompt_ids=PROMPT, params=SamplingParams(), priority=4, deadline_s=2
+            )
+        )
+        (sequence,) = await bench.sequences(1)
+        return sequence, before, time.monotonic()
+
+    sequence, before, after = bench(use)
+    assert sequence.priority == 4
+    assert before + 2 <= sequence.deadline <= after + 2
+
+
+def test_time_that_runs_out_before_the_start_ends_every_sample_with_timeout(bench):
+    async def use(bench):
+        async def tokenize(text):
+            await asyncio.sleep(30)
+
+        bench.engine._text.tokenize = tokenize
+        client = bench.client()
+        await client.hello()
+        params = SamplingParams(n=2)
+        client.send(Generate(request_id=1, prompt="hello", params=params, deadline_s=0.02))
+        outputs = [await client.receive() for _ in range(2)]
+        client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+        await bench.sequences(1)
+        return outputs
+
+    outputs = bench(use)
+    assert [(each.sample, each.finish_reason, each.error) for each in outputs] == [
+        (0, FinishReason.TIMEOUT, None),
+        (1, FinishReason.TIMEOUT, None),
+    ]

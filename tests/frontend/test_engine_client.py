@@ -1,13 +1,14 @@
 """Requests against a scheduler and a text process that do what a test says."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
 
 from frontend.deltas import DeltaQueue
 from frontend.engine_client import EngineClient
-from frontend.generation import GenerationRequest
+from frontend.generation import DeadlineError, GenerationRequest
 from frontend.seeds import SeedSource
 from frontend.text.text_model import TextModel
 from frontend.vocabulary import WordlessVocabulary
@@ -139,6 +140,38 @@ def test_a_refusal_leaves_nothing_behind(bench, prompt, params, code, param):
     error, sent, live = bench(use)
     assert (error.code, error.param) == (code, param)
     assert (sent, live) == ([], 0)
+
+
+def test_priority_and_deadline_are_every_samples(bench):
+    async def use(bench):
+        deadline = time.monotonic() + 50
+        request = GenerationRequest(
+            prompt="hello", params=SamplingParams(n=2), priority=3, deadline=deadline
+        )
+        bench.engine.start(await bench.engine.prepare(request), bench.queue)
+        again = [sample.resumed() for sample in bench.engine._requests[1].samples]
+        return deadline, bench.sequences(), again
+
+    deadline, *sequences = bench(use)
+    for each in sequences:
+        assert [(sequence.priority, sequence.deadline) for sequence in each] == [(3, deadline)] * 2
+
+
+@pytest.mark.parametrize("left_s", [-1.0, 0.02])
+def test_time_that_runs_out_while_the_text_process_has_the_prompt(bench, left_s):
+    async def use(bench):
+        async def tokenize(text):
+            await asyncio.sleep(30)
+
+        bench.engine._text.tokenize = tokenize
+        request = GenerationRequest(
+            prompt="hello", params=SamplingParams(), deadline=time.monotonic() + left_s
+        )
+        with pytest.raises(DeadlineError):
+            await bench.engine.prepare(request)
+        return bench.sent, bench.engine.num_live_requests
+
+    assert bench(use) == ([], 0)
 
 
 def test_samples_are_sequences_and_end_on_their_own(bench):

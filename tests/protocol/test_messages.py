@@ -20,7 +20,7 @@ FACTS_LIST = [0, "torch", 16, 9, 4, 64, 50]
 GOLDEN: list[tuple[m.Message, list[object]]] = [
     (
         m.Hello(role=m.Role.WORKER, identity=b"w0", epoch=3, fingerprint="ab", facts=FACTS),
-        ["Hello", 1, 3, b"w0", 3, "ab", FACTS_LIST],
+        ["Hello", 2, 3, b"w0", 3, "ab", FACTS_LIST],
     ),
     (
         m.Ping(epoch=1, seq=2, waiting_requests=3, waiting_tokens=4),
@@ -36,8 +36,10 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             request_id=5,
             prompt=[m.ChatMessage(role="user", content="hi")],
             params=PARAMS,
+            priority=-3,
+            deadline_s=1.5,
         ),
-        ["Generate", 1, 1, 5, [["user", "hi"]], b"", PARAMS_LIST, True],
+        ["Generate", 1, 1, 5, [["user", "hi"]], b"", PARAMS_LIST, True, -3, 1.5],
     ),
     (
         m.Output(

@@ -1,6 +1,7 @@
 """Streams, failures in them, and clients that leave."""
 
 import asyncio
+import json
 import logging
 
 import pytest
@@ -46,7 +47,6 @@ def test_a_failure_before_the_first_token_is_a_plain_error(serve, code, status, 
     [
         (ErrorCode.OUT_OF_MEMORY, "out_of_memory"),
         (FinishReason.ABORT, "aborted"),
-        (FinishReason.TIMEOUT, "timeout"),
         (999, "internal_error"),
     ],
 )
@@ -68,6 +68,65 @@ def test_a_failure_after_the_first_token_is_an_event_then_done(serve, reason, co
     assert error["error"]["code"] == code
     assert set(error["error"]) == {"message", "type", "param", "code"}
     assert done == "[DONE]"
+
+
+def test_a_timeout_keeps_what_there_is(serve):
+    async def use(serving):
+        body = {**BODY, "n": 2, "stream_options": None}
+        answers = []
+        for stream in (False, True):
+            answer = await serving.http.open("POST", CHAT, {**body, "stream": stream})
+            first, second = [await serving.scheduler.next_sequence() for _ in range(2)]
+            serving.scheduler.tokens(first, serving.encode("Hello"))
+            serving.scheduler.tokens(first, [], reason=FinishReason.TIMEOUT)
+            serving.scheduler.tokens(second, [], reason=FinishReason.TIMEOUT)
+            await answer.head()
+            answers.append((answer.status, await answer.rest()))
+            answer.close()
+        return answers
+
+    (status, whole), (_, stream) = serve(use)
+    assert status == 200
+    choices = json.loads(whole)["choices"]
+    assert [choice["message"]["content"] for choice in choices] == ["Hello", ""]
+    assert [choice["finish_reason"] for choice in choices] == ["timeout"] * 2
+    *events, done = parse_events(stream)
+    assert done == "[DONE]"
+    assert not any("error" in event for event in events)
+    ends = {event["choices"][0]["index"]: event["choices"][0]["finish_reason"] for event in events}
+    assert ends == {0: "timeout", 1: "timeout"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_timeout_before_the_first_token_is_a_plain_error_that_is_not_to_be_retried(serve, stream):
+    async def use(serving):
+        serving.scheduler.answer = lambda sequence: serving.scheduler.tokens(
+            sequence, [], reason=FinishReason.TIMEOUT
+        )
+        return await serving.http.request("POST", CHAT, {**BODY, "n": 2, "stream": stream})
+
+    status, headers, content = serve(use)
+    assert (status, headers["x-should-retry"], "retry-after" in headers) == (504, "false", False)
+    assert json.loads(content)["error"] == {
+        "message": "The request's time, deadline_s, ran out before its first token.",
+        "type": "server_error",
+        "param": None,
+        "code": "timeout",
+    }
+
+
+def test_time_that_runs_out_while_the_prompt_is_read(serve):
+    async def use(serving):
+        async def tokenize(text, *, add_special_tokens=True):
+            await asyncio.sleep(30)
+
+        serving.engine._text.tokenize = tokenize
+        body = {"prompt": "hello", "deadline_s": 0.05}
+        answer = await serving.http.request("POST", "/v1/completions", body)
+        return answer, serving.scheduler.sequences
+
+    (status, _, content), sequences = serve(use)
+    assert (status, json.loads(content)["error"]["code"], sequences) == (504, "timeout", [])
 
 
 def test_a_failure_of_one_choice_ends_the_others(serve):

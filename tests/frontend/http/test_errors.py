@@ -44,8 +44,9 @@ def test_only_passing_failures_say_when_to_come_again():
 
 
 def test_ends_that_are_no_answers():
-    assert ending_to_http(FinishReason.ABORT).detail.code == "aborted"
-    assert ending_to_http(FinishReason.TIMEOUT).detail.code == "timeout"
+    abort, timeout = ending_to_http(FinishReason.ABORT), ending_to_http(FinishReason.TIMEOUT)
+    assert (abort.status, abort.detail.code, abort.headers) == (503, "aborted", {})
+    assert (timeout.status, timeout.detail.code) == (504, "timeout")
 
 
 def test_errors_of_our_own():
