@@ -129,7 +129,12 @@ class ClientSession:
             self._abort(abort)
 
     def _refuse(self, message: Generate, error: RequestError) -> None:
-        info = ErrorInfo(code=error.code, message=error.message[:1024], param=error.param)
+        info = ErrorInfo(
+            code=error.code,
+            message=error.message[:1024],
+            param=error.param,
+            retry_after_s=error.retry_after_s,
+        )
         self._end_all(message, error=info)
 
     def _end_all(

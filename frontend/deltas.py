@@ -8,7 +8,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocol.messages import ErrorInfo, FinishReason
+from protocol.columns import unpack_float32, unpack_int32
+from protocol.messages import ErrorInfo, FinishReason, LogprobColumns
 
 
 class TokenLogprobs(NamedTuple):
@@ -16,6 +17,18 @@ class TokenLogprobs(NamedTuple):
 
     ids: list[int]
     values: list[float]
+
+
+def logprobs_by_row(columns: LogprobColumns) -> dict[int, list[TokenLogprobs]]:
+    """Return the entries of each row, in the order of its tokens."""
+    by_row: dict[int, list[TokenLogprobs]] = {}
+    ids, values = unpack_int32(columns.ids), unpack_float32(columns.values)
+    start = 0
+    for row, count in zip(unpack_int32(columns.rows), unpack_int32(columns.n), strict=True):
+        end = start + count
+        by_row.setdefault(row, []).append(TokenLogprobs(ids[start:end], values[start:end]))
+        start = end
+    return by_row
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from frontend.deltas import DeltaQueue, TokenLogprobs
+from frontend.deltas import DeltaQueue, TokenLogprobs, logprobs_by_row
 from frontend.generation import (
     DeadlineError,
     GenerationRequest,
@@ -22,6 +22,7 @@ from frontend.generation import (
     check_priority,
     settle,
 )
+from frontend.known_queue import KnownQueue
 from frontend.live_request import LiveRequest
 from frontend.output_text import OutputText
 from frontend.sample import Sample, failure
@@ -30,7 +31,7 @@ from frontend.stop_strings import StopStrings
 from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary
-from protocol.columns import unpack_float32, unpack_int32, unpack_int64
+from protocol.columns import unpack_int32, unpack_int64
 from protocol.errors import ErrorCode, ProcessError, ProtocolError, RequestError
 from protocol.messages import (
     Abort,
@@ -40,7 +41,6 @@ from protocol.messages import (
     ChatMessage,
     EngineFacts,
     ErrorInfo,
-    LogprobColumns,
     Ping,
     TokenDeltas,
 )
@@ -75,6 +75,7 @@ class EngineClient:
         """Set when nothing new is taken any more; seconds on the monotonic clock."""
         self.news = asyncio.Event()
         """Set whenever readiness or draining may have changed."""
+        self._queue = KnownQueue()
         self._send = send
         self._text = text
         self._seeds = seeds
@@ -134,19 +135,23 @@ class EngineClient:
         facts = self._require_ready()
         live = sum(len(request.samples) for request in self._requests.values())
         if live + request.params.n > self._max_live_sequences:
-            raise RequestError(
-                ErrorCode.OVERLOADED,
+            raise self._queue.overloaded(
                 f"{live} sequences are being worked on, and {self._max_live_sequences} are the "
-                "most; try again in a moment.",
+                "most that may be"
             )
         validate_params(request.params, facts)
         check_priority(request.priority)
+        # Of a text it is not known yet how many tokens it has: one, at least.
+        given = len(request.prompt) // 4 if isinstance(request.prompt, bytes) else 1
+        self._queue.check_room(request.params.n, given)
         left = None if request.deadline is None else request.deadline - time.monotonic()
         try:
-            async with asyncio.timeout(left):
-                prompt_ids = await self._encode(request.prompt, facts)
+            with self._queue.preparing(request.params.n):
+                async with asyncio.timeout(left):
+                    prompt_ids = await self._encode(request.prompt, facts)
         except TimeoutError as error:
             raise DeadlineError("The request's time ran out before its prompt was read.") from error
+        self._queue.check_room(request.params.n, len(prompt_ids) // 4)
         seed = self._seeds.draw()
         return settle(request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed)
 
@@ -214,7 +219,7 @@ class EngineClient:
         """Route new tokens to the samples they belong to; unknown ones have been aborted."""
         self._last_heard = time.monotonic()
         token_ids = unpack_int32(deltas.token_ids)
-        logprobs = _logprobs_by_row(deltas.logprobs) if deltas.logprobs else {}
+        logprobs = logprobs_by_row(deltas.logprobs) if deltas.logprobs else {}
         start = 0
         rows = zip(
             unpack_int64(deltas.requests),
@@ -249,6 +254,7 @@ class EngineClient:
         """Note that the scheduler is there, and how long its queue is."""
         self._last_heard = time.monotonic()
         self.waiting_requests = ping.waiting_requests
+        self._queue.take(ping)
 
     def start_draining(self, deadline: float) -> None:
         """Take nothing new from now on; a second call can bring the deadline forward."""
@@ -337,6 +343,7 @@ class EngineClient:
     def _submit(self, request: LiveRequest, sample: Sample, sequence: AddSequence) -> None:
         try:
             self._send(sequence)
+            self._queue.count(len(sequence.prompt_ids) // 4)
         except ProcessError as error:
             log.warning("refused request=%d: %s", request.request_id, error)
             request.queue.put(sample.end(failure(ErrorCode.NOT_READY)))
@@ -360,6 +367,8 @@ class EngineClient:
         else:
             if accepted is None:
                 return
+            if accepted.delta.error is not None:
+                accepted.delta.error = self._queue.explain(accepted.delta.error)
             request.queue.put(accepted.delta)
             if accepted.must_abort:
                 self._send_abort(request.request_id, sample.sequence.sample)
@@ -395,15 +404,3 @@ def _no_ack(request_id: int, sample: int) -> AbortAck:
     return AbortAck(
         request_id=request_id, sample=sample, state=AbortState.UNKNOWN, blocks_returned=0
     )
-
-
-def _logprobs_by_row(columns: LogprobColumns) -> dict[int, list[TokenLogprobs]]:
-    """Return the entries of each row, in the order of its tokens."""
-    by_row: dict[int, list[TokenLogprobs]] = {}
-    ids, values = unpack_int32(columns.ids), unpack_float32(columns.values)
-    start = 0
-    for row, count in zip(unpack_int32(columns.rows), unpack_int32(columns.n), strict=True):
-        end = start + count
-        by_row.setdefault(row, []).append(TokenLogprobs(ids[start:end], values[start:end]))
-        start = end
-    return by_row

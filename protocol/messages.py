@@ -211,6 +211,8 @@ class ErrorInfo(Part, frozen=True, kw_only=True):
     code: ErrorCode
     message: ShortText
     param: ShortText | None = None
+    retry_after_s: Count | None = None
+    """With OVERLOADED: seconds after which there may be room, as far as that is known."""
 
 
 class Join(Part, frozen=True, kw_only=True):
@@ -250,10 +252,14 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Ping(Numbered, frozen=True, kw_only=True):
-    """Says that the sender is there, and how long its waiting queue is."""
+    """Says that the sender is there. From the scheduler, also how its waiting queue is."""
 
     waiting_requests: Count = 0
     waiting_tokens: Count = 0
+    max_waiting_requests: Count = 0
+    max_waiting_tokens: Count = 0
+    retry_after_s: Count = 0
+    """Seconds in which what waits now will have been admitted, at the rate of late: 1 to 60."""
 
 
 class Resend(Numbered, frozen=True, kw_only=True):

@@ -93,6 +93,11 @@ class Scheduler:
         return self._queue.num_tokens
 
     @property
+    def admitted_tokens(self) -> int:
+        """Tokens that have waited and been admitted since the start."""
+        return self._queue.admitted_tokens
+
+    @property
     def num_running(self) -> int:
         """Sequences that have a slot."""
         return self._table.num_running

@@ -35,6 +35,8 @@ class WaitingQueue:
         # By arrival, without those that have aged: who ages next is the first of these.
         self._unaged: list[Entry] = []
         self._num_tokens = 0
+        self.admitted_tokens = 0
+        """Tokens that have waited and been admitted; only grows."""
 
     def __len__(self) -> int:
         return len(self._by_order[Order.ARRIVAL])
@@ -80,6 +82,7 @@ class WaitingQueue:
         `prefilling`: the running sequences that may have tokens to prefill.
         """
         self.remove(sequence)
+        self.admitted_tokens += len(sequence.tokens)
         unserved = [each for each in prefilling if each.num_pending and not each.has_aged]
         unserved += [each for _, each in self._unaged[:1]]
         oldest = min(unserved, key=lambda each: each.arrival, default=sequence)

@@ -298,7 +298,10 @@ class Session:
         if is_refused and request.may_repeat:
             request.must_repeat = True
         else:
-            self._end(request, RequestError(error.code, error.message, param=error.param))
+            failure = RequestError(
+                error.code, error.message, param=error.param, retry_after_s=error.retry_after_s
+            )
+            self._end(request, failure)
         if request.open_samples:
             self._tell_to_abort(request)
         else:

@@ -14,6 +14,7 @@ from protocol.errors import ErrorCode, RequestError
 from protocol.messages import ErrorInfo, FinishReason
 
 RETRY_AFTER_S = 1
+"""Where nothing is known of when a request may pass."""
 
 
 class Answer(NamedTuple):
@@ -98,7 +99,8 @@ def invalid(param: str, what: str) -> RequestError:
 def to_http(error: RequestError | ErrorInfo) -> HttpError:
     """Return a failure of the engine client's as HTTP."""
     answer = ANSWERS[error.code]
-    retry = {"Retry-After": str(RETRY_AFTER_S)} if answer.status in (429, 503) else None
+    retry_after_s = error.retry_after_s or RETRY_AFTER_S
+    retry = {"Retry-After": str(retry_after_s)} if answer.status in (429, 503) else None
     return HttpError(
         answer.status,
         error.message,

@@ -387,6 +387,60 @@ def test_progress_and_pings(bench, monkeypatch):
     assert bench(use) == [True, False, True, 5]
 
 
+FULL = Ping(
+    waiting_requests=4, waiting_tokens=40, max_waiting_requests=4, max_waiting_tokens=99,
+    retry_after_s=12,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ping"),
+    [
+        ("hello", FULL),
+        ([ChatMessage(role="user", content="hello")], FULL),
+        (PROMPT, FULL),
+        ("hello", msgspec.structs.replace(FULL, max_waiting_requests=9, waiting_tokens=99)),
+        (PROMPT, msgspec.structs.replace(FULL, max_waiting_requests=9, waiting_tokens=97)),
+    ],
+    ids=["text", "chat", "ids", "text by tokens", "ids by tokens"],
+)
+def test_a_queue_that_is_known_to_be_full_refuses_before_tokenizing(bench, prompt, ping):
+    async def use(bench):
+        jobs = []
+        bench.engine._text.tokenize = bench.engine._text.render = jobs.append
+        bench.engine.take_ping(ping)
+        with pytest.raises(RequestError) as caught:
+            await bench.start(prompt)
+        return caught.value, jobs, bench.sent
+
+    error, jobs, sent = bench(use)
+    assert (error.code, error.retry_after_s) == (ErrorCode.OVERLOADED, 12)
+    assert (jobs, sent) == ([], [])
+
+
+def test_a_text_of_too_many_tokens_is_refused_when_they_are_known(bench):
+    async def use(bench):
+        bench.engine.take_ping(msgspec.structs.replace(FULL, max_waiting_requests=9))
+        with pytest.raises(RequestError, match="40 tokens are waiting already") as caught:
+            await bench.start("hello " * 70)
+        await bench.start("hello " * 20)
+        return caught.value.retry_after_s, len(bench.sent)
+
+    assert bench(use) == (12, 1)
+
+
+def test_a_refusal_that_comes_from_the_scheduler_says_when_to_try_again_too(bench):
+    async def use(bench):
+        bench.engine.take_ping(msgspec.structs.replace(FULL, waiting_requests=0))
+        await bench.start()
+        (sequence,) = bench.sequences()
+        bench.tokens(sequence, [], first=0, reason=ErrorCode.OVERLOADED)
+        return await bench.take()
+
+    (delta,) = bench(use)
+    assert (delta.error.code, delta.error.retry_after_s) == (ErrorCode.OVERLOADED, 12)
+
+
 def test_text_and_ids(bench):
     async def use(bench):
         return (

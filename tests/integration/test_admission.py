@@ -8,22 +8,26 @@ import time
 import psutil
 import pytest
 
-from frontend import Client, FinishReason, SamplingParams
+from frontend import Client, ErrorCode, FinishReason, RequestError, SamplingParams
 from tests.integration.conftest import Engine
 from tests.integration.test_client_library import LONG, expected
-
-IDS = {"prompt": [5] * 40, "max_tokens": 3, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    """An engine with one slot, and room for two in its queue."""
+    """An engine with one slot, room for two in its queue, and two frontends before it."""
     engine = Engine(
-        *("--fake-workers", "--max-num-seqs", "1", "--max-waiting-requests", "2"),
+        *("--fake-workers", "--frontends", "2"),
+        *("--max-num-seqs", "1", "--max-waiting-requests", "2"),
         run_dir=tmp_path_factory.mktemp("r", numbered=True),
     ).wait_until_ready()
     yield engine
     engine.end()
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits(engine):
+    until_waiting(engine, 0)
 
 
 @contextlib.contextmanager
@@ -36,16 +40,24 @@ def stopped(pid):
         os.kill(pid, signal.SIGCONT)
 
 
-def text_process(engine):
-    (text,) = psutil.Process(engine.pids["frontend-0"]).children()
-    return text.pid
+@contextlib.contextmanager
+def stopped_text_processes(engine):
+    """Keep every frontend from tokenizing."""
+    with contextlib.ExitStack() as stack:
+        for frontend in ("frontend-0", "frontend-1"):
+            (text,) = psutil.Process(engine.pids[frontend]).children()
+            stack.enter_context(stopped(text.pid))
+        yield
 
 
 def until_waiting(engine, count):
+    """Wait until both frontends know that so many wait."""
     deadline = time.monotonic() + 10
-    while engine.request("GET", "/health")[2]["waiting_requests"] != count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    for frontend in (0, 1):
+        with Client(engine.run_dir / f"clients-{frontend}") as client:
+            while client.status().waiting_requests != count:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -82,7 +94,7 @@ def test_a_deadline_keeps_the_tokens_there_are(engine):
 
 @pytest.mark.slow
 def test_a_deadline_does_not_wait_for_the_tokenizer(engine):
-    with stopped(text_process(engine)):
+    with stopped_text_processes(engine):
         began = time.monotonic()
         body = {"prompt": "Hello", "deadline_s": 0.2}
         status, headers, answer = engine.request("POST", "/v1/completions", body)
@@ -90,3 +102,38 @@ def test_a_deadline_does_not_wait_for_the_tokenizer(engine):
     assert (status, answer["error"]["code"]) == (504, "timeout")
     assert headers["x-should-retry"] == "false"
     assert 0.2 <= took_s < 2
+
+
+@pytest.mark.slow
+def test_a_full_queue_refuses_at_once_though_nothing_can_be_tokenized(engine):
+    with (
+        Client(engine.client, window=8) as client,
+        Client(engine.run_dir / "clients-1") as other,
+        client.stream([5] * 40, LONG) as runs,
+    ):
+        next(runs)
+        with stopped(engine.pids["worker-0"]), contextlib.ExitStack() as streams:
+            for number in (6, 7):
+                streams.enter_context(client.stream([number] * 40, LONG))
+            until_waiting(engine, 2)
+            with stopped_text_processes(engine):
+                began = time.monotonic()
+                bodies = [
+                    {"prompt": "Hello"},
+                    {"prompt": [1, 2]},
+                    {"prompt": "Hello", "stream": True},
+                ]
+                answers = [engine.request("POST", "/v1/completions", body) for body in bodies]
+                with pytest.raises(RequestError) as caught:
+                    list(other.stream("Hello"))
+                took_s = time.monotonic() - began
+            assert took_s < 1
+            for status, headers, answer in answers:
+                assert (status, answer["error"]["code"]) == (429, "overloaded")
+                assert answer["error"]["message"].startswith(
+                    "2 sequences are waiting already, and 2"
+                )
+                assert 1 <= int(headers["Retry-After"]) <= 60
+            assert caught.value.code is ErrorCode.OVERLOADED
+            assert 1 <= caught.value.retry_after_s <= 60
+    until_waiting(engine, 0)

@@ -23,8 +23,16 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
         ["Hello", 2, 3, b"w0", 3, "ab", FACTS_LIST],
     ),
     (
-        m.Ping(epoch=1, seq=2, waiting_requests=3, waiting_tokens=4),
-        ["Ping", 1, 2, 3, 4],
+        m.Ping(
+            epoch=1,
+            seq=2,
+            waiting_requests=3,
+            waiting_tokens=4,
+            max_waiting_requests=5,
+            max_waiting_tokens=6,
+            retry_after_s=7,
+        ),
+        ["Ping", 1, 2, 3, 4, 5, 6, 7],
     ),
     (m.Resend(epoch=1, seq=2, from_seq=2), ["Resend", 1, 2, 2]),
     (m.Reset(epoch=1, seq=2), ["Reset", 1, 2]),
@@ -195,7 +203,7 @@ def test_an_independent_encoder_is_understood(message, array):
     ("array", "complaint"),
     [
         (["Nonsense", 1, 1], "Invalid value 'Nonsense'"),
-        (["Ping", 1, 2, 3, 4, 5], "Expected `array` of at most length"),
+        (["Ping", 1, 2, 3, 4, 5, 6, 7, 8], "Expected `array` of at most length"),
         (["Ping", 1, -1, 3, 4], r"`\$\[2\]`"),
         (["Ping", "1", 2, 3, 4], "Expected `int`, got `str`"),
         (["StepResult", 1, 1, 4, 0, b"\0\0\0"], "tokens is 3 bytes, not a multiple of 4"),

@@ -27,7 +27,7 @@ from protocol.messages import (
     StatusReply,
 )
 
-OVERLOADED = ErrorInfo(code=ErrorCode.OVERLOADED, message="Full.")
+OVERLOADED = ErrorInfo(code=ErrorCode.OVERLOADED, message="Full.", retry_after_s=5)
 STATUS = StatusReply(model="m", ready=True, facts=None, live_requests=0, waiting_requests=0)
 BAD = ErrorInfo(code=ErrorCode.INVALID_REQUEST, message="No.", param="prompt")
 
@@ -532,3 +532,10 @@ def test_whatever_happens_each_request_ends_once_and_the_window_holds(frontend_s
         for sample in range(3):
             shown = [e for e in sink if isinstance(e, Delta) and e.sample == sample]
             assert tokens_of(shown) == list(range(len(tokens_of(shown))))
+
+
+def test_a_refusal_tells_when_to_try_again(talk):
+    _, events = talk.submit()
+    talk.say(output(1, [], error=OVERLOADED))
+    (end,) = ends_of(events)
+    assert (end.error.code, end.error.retry_after_s) == (ErrorCode.OVERLOADED, 5)

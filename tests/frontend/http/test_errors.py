@@ -38,6 +38,14 @@ def test_a_failure_as_http(failure):
     }
 
 
+def test_a_refusal_that_knows_when_to_come_again_says_so():
+    for failure in (
+        RequestError(ErrorCode.OVERLOADED, "Full.", retry_after_s=17),
+        ErrorInfo(code=ErrorCode.OVERLOADED, message="Full.", retry_after_s=17),
+    ):
+        assert to_http(failure).headers == {"Retry-After": "17"}
+
+
 def test_only_passing_failures_say_when_to_come_again():
     retried = {code for code in ErrorCode if to_http(RequestError(code, "x")).headers}
     assert retried == {ErrorCode.OVERLOADED, ErrorCode.NOT_READY}
