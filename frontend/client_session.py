@@ -11,7 +11,7 @@ from frontend.deltas import DeltaQueue, SampleDelta, TokenLogprobs
 from frontend.engine_client import EngineClient
 from frontend.generation import DeadlineError, GenerationRequest, deadline_after
 from frontend.live_request import LiveRequest
-from protocol.columns import pack_float32, pack_int32
+from protocol.columns import pack_float32, pack_int32, pack_int64
 from protocol.connection import Connection
 from protocol.errors import ErrorCode, ProtocolError, RequestError
 from protocol.messages import (
@@ -25,6 +25,7 @@ from protocol.messages import (
     Generate,
     LogprobColumns,
     Output,
+    QueuePositions,
     Status,
     StatusReply,
     Usage,
@@ -210,10 +211,23 @@ class ClientSession:
 
     async def _send_outputs(self) -> None:
         while True:
-            for delta in await self._queue.take():
+            deltas = await self._queue.take()
+            self._send_positions(self._queue.take_positions())
+            for delta in deltas:
                 request = self._by_engine_id.get(delta.request_id)
                 if request is not None and request.live is not None:
                     self._output(request, request.live, delta)
+
+    def _send_positions(self, positions: dict[int, int]) -> None:
+        """Tell of the requests that stream where they wait; of others nobody would look."""
+        told = {
+            request.message.request_id: position
+            for engine_id, position in positions.items()
+            if (request := self._by_engine_id.get(engine_id)) and request.message.stream
+        }
+        if told:
+            message = QueuePositions(requests=pack_int64(told), positions=pack_int32(told.values()))
+            self.connection.send(message)
 
     def _output(self, request: _ClientRequest, live: LiveRequest, delta: SampleDelta) -> None:
         if request.whole is not None:

@@ -65,6 +65,7 @@ class DeltaQueue:
 
     def __init__(self) -> None:
         self._pending: dict[tuple[int, int], SampleDelta] = {}
+        self._positions: dict[int, int] = {}
         self._news = asyncio.Event()
 
     def put(self, delta: SampleDelta) -> None:
@@ -73,6 +74,16 @@ class DeltaQueue:
         if waiting is not delta:
             waiting.merge(delta)
         self._news.set()
+
+    def put_position(self, request_id: int, position: int) -> None:
+        """Add a request's newest position in the scheduler's queue."""
+        self._positions[request_id] = position
+        self._news.set()
+
+    def take_positions(self) -> dict[int, int]:
+        """Return the positions that have come since the last call, by request."""
+        positions, self._positions = self._positions, {}
+        return positions
 
     def discard(self, request_id: int, sample: int) -> None:
         """Drop the delta of a sample that nobody wants any more."""
@@ -83,7 +94,7 @@ class DeltaQueue:
         self._news.set()
 
     async def take(self) -> list[SampleDelta]:
-        """Wait for news and return all that waits; nothing after a nudge."""
+        """Wait for news and return all deltas; none after a nudge, or if only positions came."""
         await self._news.wait()
         self._news.clear()
         deltas = list(self._pending.values())

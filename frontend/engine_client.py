@@ -23,11 +23,9 @@ from frontend.generation import (
     settle,
 )
 from frontend.known_queue import KnownQueue
-from frontend.live_request import LiveRequest
-from frontend.output_text import OutputText
-from frontend.sample import Sample, failure
+from frontend.live_request import LiveRequest, least_positions
+from frontend.sample import Sample, failure, make_samples
 from frontend.seeds import SeedSource
-from frontend.stop_strings import StopStrings
 from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary
@@ -42,6 +40,7 @@ from protocol.messages import (
     EngineFacts,
     ErrorInfo,
     Ping,
+    QueuePositions,
     TokenDeltas,
 )
 from protocol.validation import longest_sequence, validate_params
@@ -160,7 +159,7 @@ class EngineClient:
         self._request_ids += 1
         request = LiveRequest(
             self._request_ids,
-            self._samples(self._request_ids, prepared),
+            make_samples(self._request_ids, prepared, self._require_vocabulary()),
             queue,
             num_prompt_tokens=len(prepared.prompt_ids) // 4,
         )
@@ -256,6 +255,13 @@ class EngineClient:
         self.waiting_requests = ping.waiting_requests
         self._queue.take(ping)
 
+    def take_positions(self, positions: QueuePositions) -> None:
+        """Pass on where requests are in the scheduler's queue."""
+        for request_id, position in least_positions(positions).items():
+            request = self._requests.get(request_id)
+            if request is not None and request.move_to(position):
+                request.queue.put_position(request_id, position)
+
     def start_draining(self, deadline: float) -> None:
         """Take nothing new from now on; a second call can bring the deadline forward."""
         if self.drain_deadline is None or deadline < self.drain_deadline:
@@ -315,30 +321,6 @@ class EngineClient:
                 "prompt and output.",
                 param="prompt",
             )
-
-    def _samples(self, request_id: int, prepared: PreparedRequest) -> list[Sample]:
-        vocabulary = self._require_vocabulary()
-        asked = prepared.params
-        stops = StopStrings(asked.stop, keep=asked.include_stop_str_in_output)
-        samples = []
-        for index, params in enumerate(prepared.sample_params):
-            sequence = AddSequence(
-                request_id=request_id,
-                sample=index,
-                prompt_ids=prepared.prompt_ids,
-                params=params,
-                cache_domain=prepared.cache_domain,
-                priority=prepared.priority,
-                deadline=prepared.deadline,
-            )
-            text = OutputText(
-                vocabulary.detokenizer(skip_special_tokens=asked.skip_special_tokens),
-                stops.scanner() if asked.stop else None,
-                min_tokens=asked.min_tokens,
-            )
-            keeps_stop_token = asked.include_stop_str_in_output
-            samples.append(Sample(sequence, text, keeps_stop_token=keeps_stop_token))
-        return samples
 
     def _submit(self, request: LiveRequest, sample: Sample, sequence: AddSequence) -> None:
         try:

@@ -2,6 +2,7 @@
 
     client    ──Generate, Abort, Status──►  frontend  ──AddSequence, Abort──►  scheduler
     client    ◄─Output, AbortAck, StatusReply─  frontend  ◄─TokenDeltas, AbortAck─  scheduler
+    client    ◄─QueuePositions─  frontend  ◄─QueuePositions─  scheduler
     scheduler ──StepPlan──►  every rank  ──StepResult──►  scheduler
     frontend  ──TextJob──►  its text process  ──TextDone──►  frontend
     any child ──Ready, Heartbeat, Failure──►  launcher   (an inherited pipe)
@@ -272,6 +273,24 @@ class Reset(Numbered, frozen=True, kw_only=True):
     """Forget this connection and say Hello again."""
 
 
+class QueuePositions(Numbered, frozen=True, kw_only=True):
+    """Where some requests are in the waiting queue. A client hears it of those that stream.
+
+    Of a request with several rows, one for each sample that waits, the least position counts.
+    """
+
+    requests: Column
+    """[rows] int64 request ids."""
+    positions: Column
+    """[rows] 1: the next to be admitted; 0: it has been admitted."""
+
+    def __post_init__(self) -> None:
+        require_items(8, requests=self.requests)
+        require_items(4, positions=self.positions)
+        if len(self.requests) != 2 * len(self.positions):
+            raise ValueError("requests and positions differ in length")
+
+
 class Drain(Numbered, frozen=True, kw_only=True):
     """Take nothing new; what runs may finish until the deadline."""
 
@@ -520,12 +539,14 @@ class Failure(Message, frozen=True, kw_only=True):
 ControlMessage: TypeAlias = Ping | Resend | Reset | Drain
 ClientToFrontend: TypeAlias = Hello | Generate | Abort | Status | Ping | Resend | Reset | Drain
 FrontendToClient: TypeAlias = (
-    Hello | Output | AbortAck | StatusReply | Ping | Resend | Reset | Drain
+    Hello | Output | QueuePositions | AbortAck | StatusReply | Ping | Resend | Reset | Drain
 )
 FrontendToText: TypeAlias = Hello | TextJob | Ping | Resend | Reset | Drain
 TextToFrontend: TypeAlias = Hello | TextDone | Ping | Resend | Reset | Drain
 FrontendToScheduler: TypeAlias = Hello | AddSequence | Abort | Ping | Resend | Reset | Drain
-SchedulerToFrontend: TypeAlias = Hello | TokenDeltas | AbortAck | Ping | Resend | Reset | Drain
+SchedulerToFrontend: TypeAlias = (
+    Hello | TokenDeltas | QueuePositions | AbortAck | Ping | Resend | Reset | Drain
+)
 SchedulerToWorker: TypeAlias = Hello | StepPlan | Ping | Resend | Reset | Drain
 WorkerToScheduler: TypeAlias = Hello | StepResult | Ping | Resend | Reset | Drain
 ChildToLauncher: TypeAlias = Ready | Heartbeat | Failure

@@ -21,6 +21,7 @@ from protocol.messages import (
     Hello,
     Numbered,
     Ping,
+    QueuePositions,
     Resend,
     Reset,
     Role,
@@ -97,6 +98,12 @@ class Frontends:
         if connection is not None:
             connection.send(message)
             self._has_news = True
+
+    def send_positions(self, source: bytes, positions: QueuePositions) -> None:
+        """Send what a Ping follows at once, and so needs none of its own."""
+        connection = self._connections.get(source)
+        if connection is not None:
+            connection.send(positions)
 
     def is_ping_due(self, now: float, waiting_requests: int, waiting_tokens: int) -> bool:
         """Return whether it is time to tell that we are there, given how long the queue is now."""

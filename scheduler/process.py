@@ -91,6 +91,8 @@ def _serve(
         for source, deltas in outputs:
             frontends.send(source, deltas)
         if frontends.is_ping_due(now, scheduler.waiting_requests, scheduler.waiting_tokens):
+            for source, positions in scheduler.queue_positions():
+                frontends.send_positions(source, positions)
             frontends.ping(now, _queue_state(scheduler, config, rate, now))
         ranks.check(running)
 

@@ -116,6 +116,8 @@ class Sequence:
     """Prompt tokens found by prefix lookup when it was first admitted; None before."""
     passes: int = 0
     """Admissions of younger ones counted against it, while it had tokens to prefill."""
+    is_place_told: bool = False
+    """Its frontend knows its place in the queue, and not yet that it has left it."""
     protected_until: int = 0
     """Number of tokens up to which it is not preempted again if another can be."""
     story: deque[Event] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))

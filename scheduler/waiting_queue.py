@@ -13,6 +13,7 @@ older ones are admitted again after a preemption (docs/scheduling.md has the pro
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from protocol.errors import ErrorCode, RequestError
 from scheduler.policy import Order
@@ -20,6 +21,14 @@ from scheduler.sequence import MAX_PASSES, Sequence
 
 Entry = tuple[tuple[int, ...], Sequence]
 """A sequence behind its sort key. Keys end with the arrival, so no two are equal."""
+
+
+class Place(NamedTuple):
+    """Where a sequence is."""
+
+    sequence: Sequence
+    position: int
+    """1: the next in order of priority and arrival; 0: it has been admitted."""
 
 
 class WaitingQueue:
@@ -37,6 +46,8 @@ class WaitingQueue:
         self._num_tokens = 0
         self.admitted_tokens = 0
         """Tokens that have waited and been admitted; only grows."""
+        self._told_and_admitted: list[Sequence] = []
+        self._next_told = 0
 
     def __len__(self) -> int:
         return len(self._by_order[Order.ARRIVAL])
@@ -83,6 +94,9 @@ class WaitingQueue:
         """
         self.remove(sequence)
         self.admitted_tokens += len(sequence.tokens)
+        if sequence.is_place_told:
+            sequence.is_place_told = False
+            self._told_and_admitted.append(sequence)
         unserved = [each for each in prefilling if each.num_pending and not each.has_aged]
         unserved += [each for _, each in self._unaged[:1]]
         oldest = min(unserved, key=lambda each: each.arrival, default=sequence)
@@ -100,6 +114,22 @@ class WaitingQueue:
         """Return who is to be admitted next, without taking it out."""
         entries = self._by_order[order]
         return entries[0][1] if entries else None
+
+    def take_places(self, most: int) -> list[Place]:
+        """Return where sequences are, for their frontends to be told.
+
+        These are all whose place was told and who have been admitted since, and `most` of those
+        that wait: those that come after the last call's, or the first.
+        """
+        admitted, self._told_and_admitted = self._told_and_admitted, []
+        places = [Place(each, 0) for each in admitted if each.is_running]
+        start = self._next_told if self._next_told < len(self) else 0
+        self._next_told = start + most
+        window = self._by_order[Order.ARRIVAL][start : start + most]
+        for position, (_, sequence) in enumerate(window, start + 1):
+            sequence.is_place_told = True
+            places.append(Place(sequence, position))
+        return places
 
     def sequences(self) -> list[Sequence]:
         """Return everything that waits, oldest first."""

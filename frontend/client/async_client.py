@@ -19,7 +19,7 @@ from frontend.client.client import (
 )
 from frontend.client.errors import ClientUseError
 from frontend.client.requests import Params, Prompt, Prompts, build_request
-from frontend.client.results import Delta, Ended, Generation
+from frontend.client.results import Event, Generation
 from frontend.client.window import FIRST_WINDOW, window_for
 from protocol.messages import SamplingParams, StatusReply
 
@@ -99,7 +99,7 @@ class AsyncClient:
             priority=priority,
             deadline_s=deadline_s,
         )
-        events: asyncio.Queue[Delta | Ended] = asyncio.Queue()
+        events: asyncio.Queue[Event] = asyncio.Queue()
         link = self._connected()
         try:
             batch.submit(link.session, events.put_nowait)
@@ -116,13 +116,16 @@ class AsyncClient:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
+        on_position: Callable[[int], object] | None = None,
         timeout_s: float = STREAM_TIMEOUT_S,
     ) -> AsyncStream:
         """Generate from one prompt and return its output as it is made. As `Client.stream`."""
         request = build_request(
             prompt, params, stream=True, priority=priority, deadline_s=deadline_s
         )
-        return AsyncStream(self._connected(), prompt, request, timeout_s=timeout_s)
+        return AsyncStream(
+            self._connected(), prompt, request, on_position=on_position, timeout_s=timeout_s
+        )
 
     async def abort(
         self, request_id: int | None = None, *, timeout_s: float = REPLY_TIMEOUT_S

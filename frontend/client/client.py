@@ -10,7 +10,7 @@ from frontend.client.address import resolve_address
 from frontend.client.batch import Batch
 from frontend.client.link import Link
 from frontend.client.requests import Params, Prompt, Prompts, build_request
-from frontend.client.results import Delta, Ended, Generation
+from frontend.client.results import Event, Generation
 from frontend.client.stream import Stream
 from frontend.client.window import FIRST_WINDOW, window_for
 from protocol.messages import SamplingParams, StatusReply
@@ -108,7 +108,7 @@ class Client:
             priority=priority,
             deadline_s=deadline_s,
         )
-        events: deque[Delta | Ended] = deque()
+        events: deque[Event] = deque()
         with self._link.reserved():
             try:
                 with self._link.session() as session:
@@ -129,18 +129,21 @@ class Client:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
+        on_position: Callable[[int], object] | None = None,
         timeout_s: float = STREAM_TIMEOUT_S,
     ) -> Stream:
         """Generate from one prompt and return its output as it is made.
 
-        `priority` and `deadline_s` are those of `generate`. Requests of one client are sent in the
-        order in which they were asked for. Raises RequestError
-        for a prompt that no engine could take; all else is raised by the stream.
+        `priority` and `deadline_s` are those of `generate`. `on_position` is called, while the
+        stream is waited for, with the request's position in the engine's queue whenever it has
+        changed: 1 is the next to be admitted, 0 means that it has been. Requests of one client are
+        sent in the order in which they were asked for. Raises RequestError for a prompt that no
+        engine could take; all else is raised by the stream.
         """
         request = build_request(
             prompt, params, stream=True, priority=priority, deadline_s=deadline_s
         )
-        return Stream(self._link, prompt, request, timeout_s=timeout_s)
+        return Stream(self._link, prompt, request, on_position=on_position, timeout_s=timeout_s)
 
     def abort(self, request_id: int | None = None, *, timeout_s: float = REPLY_TIMEOUT_S) -> None:
         """End a stream's request, or all of this client's, and wait until the engine has.

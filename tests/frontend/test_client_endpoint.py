@@ -13,7 +13,7 @@ from frontend.client_endpoint import ClientEndpoint
 from frontend.engine_client import EngineClient
 from frontend.seeds import SeedSource
 from protocol.channels import AsyncRouter
-from protocol.columns import pack_int32, unpack_float32, unpack_int32
+from protocol.columns import pack_int32, pack_int64, unpack_float32, unpack_int32, unpack_int64
 from protocol.connection import Codec, Connection
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -29,6 +29,7 @@ from protocol.messages import (
     Hello,
     Output,
     Ping,
+    QueuePositions,
     Reset,
     Role,
     SamplingParams,
@@ -589,3 +590,29 @@ def test_time_that_runs_out_before_the_start_ends_every_sample_with_timeout(benc
         (0, FinishReason.TIMEOUT, None),
         (1, FinishReason.TIMEOUT, None),
     ]
+
+
+def test_positions_of_requests_that_stream_are_passed_on_by_the_clients_numbers(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        for request_id, stream in ((41, True), (42, False), (43, True)):
+            params = SamplingParams()
+            client.send(
+                Generate(request_id=request_id, prompt_ids=PROMPT, params=params, stream=stream)
+            )
+        first, second, third = await bench.sequences(3)
+        positions = QueuePositions(
+            requests=pack_int64([each.request_id for each in (first, second, third)]),
+            positions=pack_int32([1, 2, 3]),
+        )
+        bench.engine.take_positions(positions)
+        message = await client.receive()
+        bench.tokens(first, [5], first=0)
+        return message, await client.receive()
+
+    message, output = bench(use)
+    assert isinstance(message, QueuePositions)
+    assert unpack_int64(message.requests) == [41, 43]
+    assert unpack_int32(message.positions) == [1, 3]
+    assert isinstance(output, Output)

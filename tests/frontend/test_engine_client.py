@@ -12,7 +12,7 @@ from frontend.generation import DeadlineError, GenerationRequest
 from frontend.seeds import SeedSource
 from frontend.text.text_model import TextModel
 from frontend.vocabulary import WordlessVocabulary
-from protocol.columns import pack_int32, unpack_int32
+from protocol.columns import pack_int32, pack_int64, unpack_int32
 from protocol.errors import ErrorCode, ProcessError, RequestError
 from protocol.messages import (
     Abort,
@@ -22,6 +22,7 @@ from protocol.messages import (
     ChatMessage,
     FinishReason,
     Ping,
+    QueuePositions,
     SamplingParams,
 )
 from tests.frontend.conftest import FACTS, DeskText, make_deltas
@@ -439,6 +440,26 @@ def test_a_refusal_that_comes_from_the_scheduler_says_when_to_try_again_too(benc
 
     (delta,) = bench(use)
     assert (delta.error.code, delta.error.retry_after_s) == (ErrorCode.OVERLOADED, 12)
+
+
+def test_positions_go_to_the_requests_they_are_of(bench):
+    async def use(bench):
+        for _ in range(2):
+            await bench.start(n=2)
+        told = []
+        for requests, positions in (
+            ([1, 1, 2, 99], [5, 6, 9, 1]),
+            ([1, 2], [5, 8]),
+            ([1, 1], [0, 3]),
+            ([1], [7]),
+        ):
+            bench.engine.take_positions(
+                QueuePositions(requests=pack_int64(requests), positions=pack_int32(positions))
+            )
+            told.append(bench.queue.take_positions())
+        return told
+
+    assert bench(use) == [{1: 5, 2: 9}, {2: 8}, {1: 0}, {}]
 
 
 def test_text_and_ids(bench):

@@ -12,6 +12,8 @@ from frontend import Client, ErrorCode, FinishReason, RequestError, SamplingPara
 from tests.integration.conftest import Engine
 from tests.integration.test_client_library import LONG, expected
 
+SHORT = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
@@ -137,3 +139,22 @@ def test_a_full_queue_refuses_at_once_though_nothing_can_be_tokenized(engine):
             assert caught.value.code is ErrorCode.OVERLOADED
             assert 1 <= caught.value.retry_after_s <= 60
     until_waiting(engine, 0)
+
+
+@pytest.mark.slow
+def test_a_stream_that_waits_sees_its_position(engine):
+    told = []
+    with (
+        Client(engine.client, window=8) as client,
+        client.stream([5] * 40, LONG) as runs,
+        client.stream([6] * 40, LONG) as ahead,
+    ):
+        next(runs)
+        last = client.stream([7] * 40, SHORT, on_position=told.append)
+        until_waiting(engine, 2)
+        runs.close()
+        ahead.close()
+        assert list(last)[-1].finish_reason is FinishReason.LENGTH
+    assert told[0] == 2
+    assert sorted(told, reverse=True) == told
+    assert last.queue_position == told[-1]

@@ -36,6 +36,13 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
     ),
     (m.Resend(epoch=1, seq=2, from_seq=2), ["Resend", 1, 2, 2]),
     (m.Reset(epoch=1, seq=2), ["Reset", 1, 2]),
+    (
+        m.QueuePositions(epoch=1, seq=2, requests=pack_int64([5, 6]), positions=pack_int32([1, 0])),
+        [
+            *("QueuePositions", 1, 2, b"\x05" + b"\0" * 7 + b"\x06" + b"\0" * 7),
+            b"\x01" + b"\0" * 7,
+        ],
+    ),
     (m.Drain(epoch=1, seq=2, deadline=2.5), ["Drain", 1, 2, 2.5]),
     (
         m.Generate(
@@ -234,3 +241,8 @@ def test_a_steady_decode_step_of_256_sequences_is_a_few_hundred_bytes():
     # 16 of the 256 sequences need a new block, as they do on average with blocks of 16.
     plan = m.StepPlan(epoch=1, seq=9, step_id=9, new_blocks=bytes(12 * 16), decode=None)
     assert len(msgspec.msgpack.encode(plan)) == 217
+
+
+def test_columns_of_positions_must_agree():
+    with pytest.raises(ValueError, match="requests and positions differ in length"):
+        m.QueuePositions(requests=pack_int64([1]), positions=b"")

@@ -9,6 +9,7 @@ from protocol.messages import (
     AbortState,
     Hello,
     Ping,
+    QueuePositions,
     Reset,
     Role,
     SchedulerToFrontend,
@@ -242,3 +243,14 @@ def test_one_that_could_not_be_told_to_say_hello_is_told_again():
     peer.connection.send(Ping())
     assert frontends.receive() == []
     assert kinds(peer.heard()) == [Hello, Reset]
+
+
+def test_positions_go_out_without_asking_for_a_ping_of_their_own():
+    router, frontends = engine()
+    peer = connected(router, frontends)
+    tell(frontends, 100.0, 0, 0)
+    peer.heard()
+    frontends.send_positions(b"f", QueuePositions(requests=b"", positions=b""))
+    frontends.send_positions(b"nobody", QueuePositions(requests=b"", positions=b""))
+    assert kinds(peer.heard()) == [QueuePositions]
+    assert not frontends.is_ping_due(100.0 + PING_INTERVAL_S, 0, 0)

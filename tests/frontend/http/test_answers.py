@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from protocol.columns import unpack_int32
+from protocol.columns import pack_int32, pack_int64, unpack_int32
 from protocol.errors import ErrorCode
-from protocol.messages import FinishReason
+from protocol.messages import FinishReason, QueuePositions
 from tests.frontend.conftest import parse_events, until
 
 CHAT = "/v1/chat/completions"
@@ -215,6 +215,59 @@ def test_a_comment_breaks_a_long_silence(serve, monkeypatch):
     assert comments == [b": keepalive\n\n"] * 3
     assert b'"content":"Hi"' in first
     assert parse_events(rest)[-1] == "[DONE]"
+
+
+def test_comments_tell_where_a_request_waits(serve, monkeypatch):
+    monkeypatch.setattr("frontend.http.answers.QUEUED_S", 0.05)
+
+    async def use(serving):
+        answer = await serving.http.open("POST", CHAT, {**BODY, "stream": True, "n": 2})
+        first, _ = [await serving.scheduler.next_sequence() for _ in range(2)]
+
+        def move(*positions):
+            serving.scheduler.connection.send(
+                QueuePositions(
+                    requests=pack_int64([first.request_id] * len(positions)),
+                    positions=pack_int32(positions),
+                )
+            )
+
+        move(12, 13)
+        await answer.head()
+        comments = [await answer.part()]
+        for position in (9, 8, 7):  # sooner than it is told
+            move(position)
+            await asyncio.sleep(0.005)
+        comments.append(await answer.part())
+        move(0)
+        await asyncio.sleep(0.1)
+        move(3)  # another sample
+        await asyncio.sleep(0.1)
+        serving.scheduler.tokens(first, serving.encode("Hi"), reason=FinishReason.LENGTH)
+        first_event = await answer.part()
+        answer.close()
+        return comments, first_event
+
+    comments, first_event = serve(use)
+    assert comments == [b": queued position=12\n\n", b": queued position=7\n\n"]
+    assert b'"content":"Hi"' in first_event
+
+
+def test_a_request_that_soon_runs_is_told_no_position(serve):
+    async def use(serving):
+        def answer(sequence):
+            serving.scheduler.connection.send(
+                QueuePositions(
+                    requests=pack_int64([sequence.request_id]), positions=pack_int32([2])
+                )
+            )
+            serving.scheduler.tokens(sequence, [], reason=ErrorCode.NUMERIC)
+
+        serving.scheduler.answer = answer
+        return await serving.http.request("POST", CHAT, {**BODY, "stream": True})
+
+    status, _, _ = serve(use)
+    assert status == 500
 
 
 def test_a_client_that_reads_nothing_is_dropped(serve, monkeypatch, caplog):
