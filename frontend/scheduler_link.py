@@ -22,6 +22,7 @@ from protocol.messages import (
     EngineFacts,
     Hello,
     Ping,
+    QueuePositions,
     Resend,
     Reset,
     Role,
@@ -53,6 +54,10 @@ class SchedulerListener(Protocol):
 
     def take_ping(self, ping: Ping) -> None:
         """How long its waiting queue is."""
+        ...
+
+    def take_positions(self, positions: QueuePositions) -> None:
+        """Where requests are in that queue."""
         ...
 
     def start_draining(self, deadline: float) -> None:
@@ -106,6 +111,8 @@ class SchedulerLink:
                     listener.take_deltas(message)
                 case AbortAck():
                     listener.take_ack(message)
+                case QueuePositions():
+                    listener.take_positions(message)
                 case Hello():
                     self._connection.adopt_epoch(message.epoch)
                     listener.meet_scheduler(_facts(message))

@@ -2,6 +2,7 @@
 
     client    ──Generate, Abort, Status──►  frontend  ──AddSequence, Abort──►  scheduler
     client    ◄─Output, AbortAck, StatusReply─  frontend  ◄─TokenDeltas, AbortAck─  scheduler
+    client    ◄─QueuePositions─  frontend  ◄─QueuePositions─  scheduler
     scheduler ──StepPlan──►  every rank  ──StepResult──►  scheduler
     frontend  ──TextJob──►  its text process  ──TextDone──►  frontend
     any child ──Ready, Heartbeat, Failure──►  launcher   (an inherited pipe)
@@ -37,10 +38,13 @@ MAX_SAMPLES = 64
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_LOGPROBS = 20
+MAX_DEADLINE_S = 604_800
+"""A week: the longest time limit of a request."""
 
 Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
 RequestId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 SampleIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_SAMPLES)]
 Column: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
@@ -212,6 +216,8 @@ class ErrorInfo(Part, frozen=True, kw_only=True):
     code: ErrorCode
     message: ShortText
     param: ShortText | None = None
+    retry_after_s: Count | None = None
+    """With OVERLOADED: seconds after which there may be room, as far as that is known."""
 
 
 class Join(Part, frozen=True, kw_only=True):
@@ -251,10 +257,14 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Ping(Numbered, frozen=True, kw_only=True):
-    """Says that the sender is there, and how long its waiting queue is."""
+    """Says that the sender is there. From the scheduler, also how its waiting queue is."""
 
     waiting_requests: Count = 0
     waiting_tokens: Count = 0
+    max_waiting_requests: Count = 0
+    max_waiting_tokens: Count = 0
+    retry_after_s: Count = 0
+    """Seconds in which what waits now will have been admitted, at the rate of late: 1 to 60."""
 
 
 class Resend(Numbered, frozen=True, kw_only=True):
@@ -265,6 +275,24 @@ class Resend(Numbered, frozen=True, kw_only=True):
 
 class Reset(Numbered, frozen=True, kw_only=True):
     """Forget this connection and say Hello again."""
+
+
+class QueuePositions(Numbered, frozen=True, kw_only=True):
+    """Where some requests are in the waiting queue. A client hears it of those that stream.
+
+    Of a request with several rows, one for each sample that waits, the least position counts.
+    """
+
+    requests: Column
+    """[rows] int64 request ids."""
+    positions: Column
+    """[rows] 1: the next to be admitted; 0: it has been admitted."""
+
+    def __post_init__(self) -> None:
+        require_items(8, requests=self.requests)
+        require_items(4, positions=self.positions)
+        if len(self.requests) != 2 * len(self.positions):
+            raise ValueError("requests and positions differ in length")
 
 
 class Drain(Numbered, frozen=True, kw_only=True):
@@ -290,6 +318,10 @@ class Generate(Numbered, frozen=True, kw_only=True):
     params: SamplingParams
     stream: bool = True
     """False: one Output per sample, at its end."""
+    priority: Int32 = 0
+    """Higher runs first."""
+    deadline_s: Seconds | None = None
+    """Seconds from its receipt by which every sample ends, if need be with TIMEOUT."""
 
 
 class Output(Numbered, frozen=True, kw_only=True):
@@ -518,12 +550,14 @@ class Failure(Message, frozen=True, kw_only=True):
 ControlMessage: TypeAlias = Ping | Resend | Reset | Drain
 ClientToFrontend: TypeAlias = Hello | Generate | Abort | Status | Ping | Resend | Reset | Drain
 FrontendToClient: TypeAlias = (
-    Hello | Output | AbortAck | StatusReply | Ping | Resend | Reset | Drain
+    Hello | Output | QueuePositions | AbortAck | StatusReply | Ping | Resend | Reset | Drain
 )
 FrontendToText: TypeAlias = Hello | TextJob | Ping | Resend | Reset | Drain
 TextToFrontend: TypeAlias = Hello | TextDone | Ping | Resend | Reset | Drain
 FrontendToScheduler: TypeAlias = Hello | AddSequence | Abort | Ping | Resend | Reset | Drain
-SchedulerToFrontend: TypeAlias = Hello | TokenDeltas | AbortAck | Ping | Resend | Reset | Drain
+SchedulerToFrontend: TypeAlias = (
+    Hello | TokenDeltas | QueuePositions | AbortAck | Ping | Resend | Reset | Drain
+)
 SchedulerToWorker: TypeAlias = Hello | StepPlan | Ping | Resend | Reset | Drain
 WorkerToScheduler: TypeAlias = Hello | StepResult | Ping | Resend | Reset | Drain
 ChildToLauncher: TypeAlias = Ready | Heartbeat | Failure

@@ -137,7 +137,7 @@ class Planner:
 
     def _next_to_prefill(self, draft: Draft, order: Order, step_id: int) -> Sequence | None:
         """Return the first sequence with pending tokens, admitting it if it waits."""
-        waiting = None if draft.admission_closed else self._queue.first(order)
+        waiting = None if draft.admission_closed else self._next_to_admit(order)
         pending = [each for each in self._running.prefilling if each.num_pending]
         first = min(pending, key=lambda each: prefill_key(each, order), default=None)
         if waiting is None or (
@@ -145,11 +145,16 @@ class Planner:
         ):
             return first
         if draft.join_bytes < MAX_JOIN_BYTES and self._running.admit(waiting, draft, step_id):
-            self._queue.admit(waiting)
+            self._queue.admit(waiting, self._running.prefilling)
             self._counters.cached_tokens += waiting.num_planned
             return waiting
         draft.admission_closed = True
         return first
+
+    def _next_to_admit(self, order: Order) -> Sequence | None:
+        """Return who is to be admitted next: who waits for blocks goes before all behind it."""
+        first = self._queue.first(Order.ARRIVAL)
+        return first if first is self._running.waits_for_blocks else self._queue.first(order)
 
     def _grant(self, draft: Draft, sequence: Sequence, room: _Room) -> int:
         """Plan as many of a sequence's pending tokens as there is room for; return how many."""

@@ -20,11 +20,12 @@ from protocol.channels import Inbox, Router
 from protocol.errors import ConfigError, RequestError
 from protocol.flags import describe_config
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
-from protocol.messages import Abort, AddSequence, EngineFacts, Hello, Role
+from protocol.messages import Abort, AddSequence, EngineFacts, Hello, Ping, Role
 from protocol.recording import recorder
 from protocol.run_dir import RunDir
 from protocol.running_clock import RunningClock
 from protocol.validation import longest_sequence
+from scheduler.admission_rate import AdmissionRate
 from scheduler.config import SchedulerConfig, token_budget
 from scheduler.deltas import refusal
 from scheduler.frontends import Event, Frontends, Left
@@ -67,6 +68,7 @@ def _serve(
     ranks.greet(hello)
     inbox = Inbox(lifeline, router, *ranks.dealers)
     stats = StatsLine(time.monotonic())
+    rate = AdmissionRate()
     # By this clock a rank is not late because all of us were stopped.
     clock = RunningClock(time.monotonic(), longest_pause_s=4 * HEARTBEAT_INTERVAL_S)
     was_busy = False
@@ -88,7 +90,10 @@ def _serve(
             ranks.send(plan, running)
         for source, deltas in outputs:
             frontends.send(source, deltas)
-        frontends.ping(now, scheduler.waiting_requests, scheduler.waiting_tokens)
+        if frontends.is_ping_due(now, scheduler.waiting_requests, scheduler.waiting_tokens):
+            for source, positions in scheduler.queue_positions():
+                frontends.send_positions(source, positions)
+            frontends.ping(now, _queue_state(scheduler, config, rate, now))
         ranks.check(running)
 
         is_busy = scheduler.num_live > 0
@@ -144,6 +149,23 @@ def _build_scheduler(config: SchedulerConfig, facts: EngineFacts, policy: Policy
         prefix_key=os.urandom(32) if config.prefix_cache else None,
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_tokens=config.max_waiting_tokens,
+    )
+
+
+def _queue_state(
+    scheduler: Scheduler, config: SchedulerConfig, rate: AdmissionRate, now: float
+) -> Ping:
+    rate.observe(
+        now,
+        admitted_tokens=scheduler.admitted_tokens,
+        waiting_tokens=scheduler.waiting_tokens,
+    )
+    return Ping(
+        waiting_requests=scheduler.waiting_requests,
+        waiting_tokens=scheduler.waiting_tokens,
+        max_waiting_requests=config.max_waiting_requests,
+        max_waiting_tokens=config.max_waiting_tokens,
+        retry_after_s=rate.retry_after_s(scheduler.waiting_tokens),
     )
 
 

@@ -78,6 +78,14 @@ class Running:
         """Whether any sequence has a position to plan."""
         return self.num_decoding > 0 or any(each.num_pending for each in self.prefilling)
 
+    @property
+    def waits_for_blocks(self) -> Sequence | None:
+        """Who was the last to be denied admission for want of blocks, if nobody was admitted since.
+
+        It may have ended meanwhile.
+        """
+        return None if self._too_big is None else self._too_big[0]
+
     def decode_rows(self) -> Rows:
         """Return the decode rows; the same object as long as the list is the same."""
         if self._rows is None:

@@ -21,6 +21,7 @@ from protocol.messages import (
     AddSequence,
     EngineFacts,
     FinishReason,
+    QueuePositions,
     StepPlan,
     StepResult,
 )
@@ -32,6 +33,7 @@ from scheduler.planned_step import PlannedStep
 from scheduler.planner import Planner
 from scheduler.policy import Policy
 from scheduler.prefix import PrefixChain, PrefixHasher, TokenArray
+from scheduler.queue_positions import MAX_POSITIONS, position_reports
 from scheduler.roster import Roster
 from scheduler.running import Running
 from scheduler.sequence import Sequence, SequenceKey, SequenceStatus
@@ -99,6 +101,11 @@ class Scheduler:
         return self._queue.num_tokens
 
     @property
+    def admitted_tokens(self) -> int:
+        """Tokens that have waited and been admitted since the start."""
+        return self._queue.admitted_tokens
+
+    @property
     def num_running(self) -> int:
         """Sequences that have a slot."""
         return self._table.num_running
@@ -129,6 +136,10 @@ class Scheduler:
     def last_step_id(self) -> int:
         """Id of the newest plan; 0 before the first."""
         return self._last_step_id
+
+    def queue_positions(self) -> list[tuple[bytes, QueuePositions]]:
+        """Return what frontends are to be told of where their sequences wait."""
+        return position_reports(self._queue.take_places(MAX_POSITIONS))
 
     def next_deadline(self) -> float | None:
         """Return when `expire` has something to do, or None."""

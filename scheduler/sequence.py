@@ -19,6 +19,12 @@ from scheduler.prefix import PrefixChain, TokenArray
 STORY_LENGTH = 12
 """Events of a sequence that are kept for the message of an internal error."""
 
+MAX_PASSES = 8
+"""Admissions of younger sequences that one bears before it has aged."""
+
+AGED_URGENCY = 1 << 31
+"""Above every priority."""
+
 
 class SequenceStatus(enum.Enum):
     """Where a sequence is in its life."""
@@ -113,6 +119,10 @@ class Sequence:
     """Positions that those hold."""
     cached_tokens: int | None = None
     """Prompt tokens it did not have to compute when it was first admitted; None before."""
+    passes: int = 0
+    """Admissions of younger ones counted against it, while it had tokens to prefill."""
+    is_place_told: bool = False
+    """Its frontend knows its place in the queue, and not yet that it has left it."""
     protected_until: int = 0
     """Number of tokens up to which it is not preempted again if another can be."""
     story: deque[Event] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
@@ -135,7 +145,17 @@ class Sequence:
     @property
     def rank(self) -> tuple[int, int]:
         """Sorts sequences from the first to be served to the first to be preempted."""
-        return (-self.priority, self.arrival)
+        return (-self.urgency, self.arrival)
+
+    @property
+    def has_aged(self) -> bool:
+        """Whether it has been passed over so often that it comes before all that have not."""
+        return self.passes >= MAX_PASSES
+
+    @property
+    def urgency(self) -> int:
+        """Its priority, as long as it has not aged."""
+        return AGED_URGENCY if self.has_aged else self.priority
 
     def natural_end(self) -> FinishReason | None:
         """Return why it ends with its newest output token; None if it goes on."""

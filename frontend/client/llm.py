@@ -132,6 +132,8 @@ class LLM:
         progress: bool = True,
         on_result: Callable[[Generation], object] | None = None,
         return_errors: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
         timeout_s: float = GENERATE_TIMEOUT_S,
     ) -> list[Generation]:
         """Generate from one prompt or many, and return the results in the order of the prompts.
@@ -153,6 +155,8 @@ class LLM:
                     params,
                     on_result=count,
                     return_errors=return_errors,
+                    priority=priority,
+                    deadline_s=deadline_s,
                     timeout_s=timeout_s,
                 )
             except EngineGoneError as error:
@@ -171,6 +175,8 @@ class LLM:
         *,
         progress: bool = True,
         return_errors: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
         timeout_s: float = GENERATE_TIMEOUT_S,
     ) -> list[Generation]:
         """Answer one chat or many: lists of messages, each with a role and content.
@@ -182,6 +188,8 @@ class LLM:
             params,
             progress=progress,
             return_errors=return_errors,
+            priority=priority,
+            deadline_s=deadline_s,
             timeout_s=timeout_s,
         )
 

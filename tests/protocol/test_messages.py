@@ -31,11 +31,26 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
         ["Hello", 2, 3, b"w0", 3, "ab", FACTS_LIST],
     ),
     (
-        m.Ping(epoch=1, seq=2, waiting_requests=3, waiting_tokens=4),
-        ["Ping", 1, 2, 3, 4],
+        m.Ping(
+            epoch=1,
+            seq=2,
+            waiting_requests=3,
+            waiting_tokens=4,
+            max_waiting_requests=5,
+            max_waiting_tokens=6,
+            retry_after_s=7,
+        ),
+        ["Ping", 1, 2, 3, 4, 5, 6, 7],
     ),
     (m.Resend(epoch=1, seq=2, from_seq=2), ["Resend", 1, 2, 2]),
     (m.Reset(epoch=1, seq=2), ["Reset", 1, 2]),
+    (
+        m.QueuePositions(epoch=1, seq=2, requests=pack_int64([5, 6]), positions=pack_int32([1, 0])),
+        [
+            *("QueuePositions", 1, 2, b"\x05" + b"\0" * 7 + b"\x06" + b"\0" * 7),
+            b"\x01" + b"\0" * 7,
+        ],
+    ),
     (m.Drain(epoch=1, seq=2, deadline=2.5), ["Drain", 1, 2, 2.5]),
     (
         m.Generate(
@@ -44,8 +59,10 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             request_id=5,
             prompt=[m.ChatMessage(role="user", content="hi")],
             params=PARAMS,
+            priority=-3,
+            deadline_s=1.5,
         ),
-        ["Generate", 1, 1, 5, [["user", "hi"]], b"", PARAMS_LIST, True],
+        ["Generate", 1, 1, 5, [["user", "hi"]], b"", PARAMS_LIST, True, -3, 1.5],
     ),
     (
         m.Output(
@@ -206,7 +223,7 @@ def test_an_independent_encoder_is_understood(message, array):
     ("array", "complaint"),
     [
         (["Nonsense", 1, 1], "Invalid value 'Nonsense'"),
-        (["Ping", 1, 2, 3, 4, 5], "Expected `array` of at most length"),
+        (["Ping", 1, 2, 3, 4, 5, 6, 7, 8], "Expected `array` of at most length"),
         (["Ping", 1, -1, 3, 4], r"`\$\[2\]`"),
         (["Ping", "1", 2, 3, 4], "Expected `int`, got `str`"),
         (["StepResult", 1, 1, 4, 0, b"\0\0\0"], "tokens is 3 bytes, not a multiple of 4"),
@@ -237,3 +254,8 @@ def test_a_steady_decode_step_of_256_sequences_is_a_few_hundred_bytes():
     # 16 of the 256 sequences need a new block, as they do on average with blocks of 16.
     plan = m.StepPlan(epoch=1, seq=9, step_id=9, new_blocks=bytes(12 * 16), decode=None)
     assert len(msgspec.msgpack.encode(plan)) == 220
+
+
+def test_columns_of_positions_must_agree():
+    with pytest.raises(ValueError, match="requests and positions differ in length"):
+        m.QueuePositions(requests=pack_int64([1]), positions=b"")
