@@ -185,7 +185,7 @@ class Planner:
             step_id=step.step_id,
             leaves=pack_int32(leaves),
             joins=draft.joins,
-            copies=pack_int32(chain.from_iterable(draft.copies)),
+            copies=pack_int32(chain.from_iterable(draft.copies)) if draft.copies else b"",
             new_blocks=pack_int32(chain.from_iterable(new_blocks)),
             decode=None if is_known else step.decodes.column(),
             chunks=pack_int32(chain.from_iterable(chunks)),
