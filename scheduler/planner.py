@@ -201,9 +201,9 @@ class Planner:
             step_id=step.step_id,
             leaves=pack_int32(leaves),
             joins=draft.joins,
-            copies=pack_int32(chain.from_iterable(draft.copies)),
-            swap_outs=pack_int32(chain.from_iterable(swap_outs)),
-            swap_ins=pack_int32(chain.from_iterable(draft.swap_ins)),
+            copies=_pack_pairs(draft.copies),
+            swap_outs=_pack_pairs(swap_outs),
+            swap_ins=_pack_pairs(draft.swap_ins),
             new_blocks=pack_int32(chain.from_iterable(new_blocks)),
             decode=None if is_known else step.decodes.column(),
             chunks=pack_int32(chain.from_iterable(chunks)),
@@ -220,3 +220,8 @@ class Planner:
             chunk.sequence.note(f"chunk[{chunk.start}:{chunk.end}]", step.step_id)
             if chunk.last:
                 self._running.prefilled(chunk.sequence, step.step_id)
+
+
+def _pack_pairs(pairs: list[tuple[int, int]]) -> bytes:
+    # Nearly always there are none, and a steady step is to cost nothing for them.
+    return pack_int32(chain.from_iterable(pairs)) if pairs else b""

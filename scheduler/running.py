@@ -109,6 +109,8 @@ class Running:
 
     def take_replaced(self) -> list[tuple[int, int, int]]:
         """Return what replaces entries of block tables: (slot, index, block)."""
+        if not self._replaced:
+            return []
         replaced, self._replaced = self._replaced, {}
         return [(*place, block) for place, block in replaced.items()]
 
