@@ -134,6 +134,12 @@ class LaunchConfig:
     gpu_memory_utilization: float = dataclasses.field(
         default=0.9, metadata=flag("share of a GPU's memory to use")
     )
+    swap_space_gib: float = dataclasses.field(
+        default=0.0,
+        metadata=flag(
+            "GiB of host memory a rank for preempted sequences' blocks", name="--swap-space"
+        ),
+    )
     load_format: str = dataclasses.field(
         default="auto",
         metadata=flag("dummy: random weights, only the model's config is read", "auto", "dummy"),
@@ -383,6 +389,7 @@ def _build_commands(
         max_num_batched_tokens=token_budget(config.policy, config.max_num_batched_tokens),
         step_timeout_s=config.step_timeout_s,
         gpu_memory_utilization=config.gpu_memory_utilization,
+        swap_space_gib=config.swap_space_gib,
         enforce_eager=config.enforce_eager,
         threads=config.threads,
         seed=config.seed,

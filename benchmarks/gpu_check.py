@@ -5,21 +5,21 @@
 - attention: every back end on random paged batches against attention in float64; it may be at most
   twice as far off as attention written out plainly in its dtype
 - draw: the sampling kernel against torch's sampler
-- tokens: the whole runner in bfloat16 against transformers in float32 over 50 prompts of 64 tokens,
-  with CUDA graphs and without; a token may differ only where the reference's first choice is at
-  most 0.25 above its second (logits). Beside it how far transformers gets in bfloat16
+- tokens: the whole runner in bfloat16 against transformers in float32 over 64 tokens of each of 50
+  prompts, pieces of our own pages, with CUDA graphs and without; a token may differ only where the
+  reference's first choice is at most 0.25 above its second (logits). Beside it how far transformers
+  gets in bfloat16, and what rounding the weights alone does: its float32 tokens with and without
 - graphs: a replayed decode step against the same step run eagerly, bit for bit
 
-Without --model the tokens are a random Llama's, of SmolLM2-135M's sizes.
+Without --model it is the bundled one.
 """
 
 import argparse
 import contextlib
 import gc
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,12 +28,14 @@ import numpy as np
 import torch
 
 from benchmarks.attention_cases import Errors, Shape, largest_errors, random_case
+from benchmarks.environment import ROOT
 from benchmarks.teacher_forcing import (
     Comparison,
     Reference,
     compare,
     compare_model,
     make_references,
+    text_prompts,
 )
 from protocol.errors import ConfigError
 from protocol.lifecycle import ProcessConfig
@@ -44,6 +46,7 @@ from worker.batch import SampledRows
 from worker.config import WorkerConfig
 from worker.decode_graphs import DecodeGraph, DecodeGraphs
 from worker.decode_inputs import DecodeInputs
+from worker.find_model import find_model
 from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import is_gguf, read_model_config
@@ -59,7 +62,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ALLOWED_GAP = 0.25
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NUM_PROMPTS, NUM_TOKENS = 50, 64
+PROMPT_LENGTHS = (7, 60, 137, 267, 397)
 SHAPES = (
     (16, 8, 128),  # Qwen3-0.6B
     (32, 8, 128),  # Qwen3-8B
@@ -229,6 +234,10 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
     )
     with torch.inference_mode():
         graphs.capture()
+        for bucket in buckets:
+            # Filters' graphs are captured by their first replay, which changes the padding slot.
+            rows = np.arange(bucket, dtype=np.int32)
+            graphs.replay(bucket, rows, np.zeros_like(rows), has_filters=has_filters)
     contents = torch.randn(cache.data.shape, dtype=dtype, device=device)
     tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
     tables = tables.reshape(slots, max_blocks)
@@ -281,34 +290,6 @@ def _sampling(
     return sampling
 
 
-@contextlib.contextmanager
-def model_path(given: str) -> Iterator[Path]:
-    """Yield the model to check, making a random one if none is given."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - takes seconds
-
-    if given:
-        yield Path(given)
-        return
-    config = LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rope_theta=100_000.0,
-        tie_word_embeddings=True,
-        initializer_range=0.06,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as directory:
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
-        yield Path(directory)
-
-
 def load_reference(model: Path, device: torch.device, dtype: torch.dtype) -> "PreTrainedModel":
     """Return transformers' model."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - takes seconds
@@ -324,20 +305,36 @@ def load_reference(model: Path, device: torch.device, dtype: torch.dtype) -> "Pr
     return loaded.to(device).eval()
 
 
-def references_of(model: Path, device: torch.device) -> list[Reference]:
-    """Return what transformers makes of the prompts, in float32."""
+def references_of(model: Path, device: torch.device, weights: torch.dtype) -> list[Reference]:
+    """Return what transformers makes of the prompts, in float32.
+
+    The weights are rounded to what an engine of that dtype holds, so that a difference is the
+    engine's arithmetic, not its checkpoint's.
+    """
     loaded = load_reference(model, device, torch.float32)
-    return make_references(
-        loaded,
-        vocab_size=loaded.config.vocab_size,
-        num_prompts=NUM_PROMPTS,
-        num_tokens=NUM_TOKENS,
-    )
+    for parameter in loaded.parameters():
+        parameter.copy_(parameter.to(weights))
+    return make_references(loaded, prompts_for(model), num_tokens=NUM_TOKENS)
 
 
-def check_reference(model: Path, device: torch.device, references: Sequence[Reference]) -> Outcome:
-    """Say how far transformers itself gets in bfloat16. Never wrong: it is to compare with."""
-    found = compare_model(load_reference(model, device, torch.bfloat16), references)
+def prompts_for(model: Path) -> list[list[int]]:
+    """Return pieces of our own pages as the model's tokens."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
+
+    if is_gguf(model):
+        tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    pages = [page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))]
+    tokens: list[int] = tokenizer("\n\n".join(pages), add_special_tokens=False)["input_ids"]
+    return text_prompts(tokens, PROMPT_LENGTHS, num_each=NUM_PROMPTS // len(PROMPT_LENGTHS))
+
+
+def check_reference(
+    model: Path, device: torch.device, dtype: torch.dtype, references: Sequence[Reference]
+) -> Outcome:
+    """Say how far transformers itself gets in a dtype. Never wrong: it is to compare with."""
+    found = compare_model(load_reference(model, device, dtype), references)
     return Outcome(True, _tell(found))
 
 
@@ -363,29 +360,34 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
                 f"draw {vocab_size}{' filters' * has_filters}",
                 partial(check_draw, device, vocab_size, has_filters=has_filters),
             )
-    with model_path(model) as path:
-        references: list[Reference] = []
+    path = Path(find_model(model)[0])
+    references: dict[str, list[Reference]] = {}
 
-        def load() -> Outcome:
-            references.extend(references_of(path, device))
-            return Outcome(True, f"{len(references)} prompts in float32")
+    def load(weights: str) -> Outcome:
+        references[weights] = references_of(path, device, DTYPES[weights])
+        return Outcome(True, f"{len(references[weights])} prompts, computed in float32")
 
-        table.add("reference", load)
-        table.add("tokens transformers bfloat16", lambda: check_reference(path, device, references))
-        for name in back_ends:
-            if name != "torch":
-                for has_filters in (False, True):
-                    table.add(
-                        f"graphs {name}{' filters' * has_filters}",
-                        partial(check_graphs, path, name, device, has_filters=has_filters),
-                    )
-        for name in back_ends:
-            for eager in (True,) if name == "torch" else (True, False):
-                flag = "float32" if name == "torch" else "bfloat16"
+    for flag in DTYPES:
+        table.add(f"reference of {flag} weights", partial(load, flag))
+    for flag, computed_in in DTYPES.items():
+        table.add(
+            f"tokens transformers {flag}",
+            partial(check_reference, path, device, computed_in, references["bfloat16"]),
+        )
+    for name in back_ends:
+        if name != "torch":
+            for has_filters in (False, True):
                 table.add(
-                    f"tokens {name} {flag} {'eager' if eager else 'graphs'}",
-                    partial(check_tokens, path, name, references, flag, eager=eager),
+                    f"graphs {name}{' filters' * has_filters}",
+                    partial(check_graphs, path, name, device, has_filters=has_filters),
                 )
+    for name in back_ends:
+        for eager in (True,) if name == "torch" else (True, False):
+            flag = "float32" if name == "torch" else "bfloat16"
+            table.add(
+                f"tokens {name} {flag} {'eager' if eager else 'graphs'}",
+                partial(check_tokens, path, name, references[flag], flag, eager=eager),
+            )
     return table.num_wrong
 
 

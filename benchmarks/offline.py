@@ -39,6 +39,8 @@ def main() -> None:
             attention=arguments.attention,
             enforce_eager=arguments.enforce_eager,
             block_size=arguments.block_size,
+            num_blocks=arguments.num_blocks,
+            swap_space_gib=arguments.swap_space,
             max_in_flight=arguments.max_in_flight,
             max_model_len=arguments.max_model_len,
             load_format="dummy" if is_shape else "auto",
@@ -71,6 +73,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--model", required=True, help="directory, Hub id, GGUF file or shape")
     parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--num-blocks", type=int, help="so few that sequences give way")
+    parser.add_argument("--swap-space", type=float, default=0.0, help="GiB a rank")
     parser.add_argument("--workload", choices=[*WORKLOADS], nargs="+", default=[*WORKLOADS])
     parser.add_argument("--repeat", type=int, default=1, help="runs of each; one row for each")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")

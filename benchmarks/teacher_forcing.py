@@ -6,6 +6,7 @@ reference's track: it leaves, and joins again in the same blocks with a chunk of
 every position is compared, on decode steps and on mixed ones.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,9 +29,6 @@ class Reference:
     """Its greedy continuation."""
     logits: Tensor
     """[tokens, vocab] float32 on the host, from which each token was taken."""
-
-
-GROUPS = 5
 
 
 class Comparison(NamedTuple):
@@ -178,33 +176,48 @@ def top_two_gap(scores: Tensor) -> float:
     return float(first - second)
 
 
-def make_references(
-    model: PreTrainedModel, *, vocab_size: int, num_prompts: int, num_tokens: int
-) -> list[Reference]:
-    """Return a transformers model's greedy continuations of random prompts.
+def random_prompts(vocab_size: int, lengths: Sequence[int], *, num_each: int) -> list[list[int]]:
+    """Return `num_each` prompts of random tokens of each length."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(3, vocab_size, (length,), generator=generator).tolist()
+        for length in lengths
+        for _ in range(num_each)
+    ]
 
-    Prompts come in groups of equal length, so that a group is one batch without padding.
+
+def text_prompts(
+    tokens: Sequence[int], lengths: Sequence[int], *, num_each: int
+) -> list[list[int]]:
+    """Return `num_each` prompts of each length, cut evenly out of a long text's tokens."""
+    room = len(tokens) - max(lengths)
+    starts = [room * index // num_each for index in range(num_each)]
+    return [[*tokens[start : start + length]] for length in lengths for start in starts]
+
+
+def make_references(
+    model: PreTrainedModel, prompts: Sequence[list[int]], *, num_tokens: int
+) -> list[Reference]:
+    """Return a transformers model's greedy continuations of prompts.
+
+    Neighbours of equal length are one batch, so that there is no padding.
     """
     assert model.generation_config is not None
     model.generation_config.eos_token_id = None
-    generator = torch.Generator().manual_seed(0)
     references = []
-    for group in range(GROUPS):
-        count = num_prompts // GROUPS
-        length = 7 + 130 * group
-        prompts = torch.randint(3, vocab_size, (count, length), generator=generator)
-        prompts = prompts.to(model.device)
+    for length, group in itertools.groupby(prompts, key=len):
+        batch = torch.tensor([*group], device=model.device)
         with torch.inference_mode():
             sequences = model.generate(
-                prompts,
-                attention_mask=torch.ones_like(prompts),
+                batch,
+                attention_mask=torch.ones_like(batch),
                 max_new_tokens=num_tokens,
                 do_sample=False,
                 pad_token_id=0,
             )
             logits = model(sequences).logits[:, length - 1 : -1].float().cpu()
         for prompt, sequence, scores in zip(
-            prompts.tolist(), sequences[:, length:].tolist(), logits, strict=True
+            batch.tolist(), sequences[:, length:].tolist(), logits, strict=True
         ):
             references.append(Reference(prompt=prompt, tokens=sequence, logits=scores))
     return references

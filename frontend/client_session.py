@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from frontend.deltas import DeltaQueue, SampleDelta, TokenLogprobs
 from frontend.engine_client import EngineClient
-from frontend.generation import GenerationRequest
+from frontend.generation import DeadlineError, GenerationRequest, deadline_after
 from frontend.live_request import LiveRequest
-from protocol.columns import pack_float32, pack_int32
+from protocol.columns import pack_float32, pack_int32, pack_int64
 from protocol.connection import Connection
 from protocol.errors import ErrorCode, ProtocolError, RequestError
 from protocol.messages import (
@@ -21,18 +22,22 @@ from protocol.messages import (
     ChatMessage,
     ClientToFrontend,
     ErrorInfo,
+    FinishReason,
     Generate,
     LogprobColumns,
     Output,
+    QueuePositions,
     ResetCache,
     Status,
     StatusReply,
+    Usage,
 )
 
 ABORT_TIMEOUT_S = 5.0
 """How long the scheduler may take to confirm an abort before its client is told all the same."""
 MAX_REQUESTS = 4096
 """Of one client at once."""
+NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0)
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +47,8 @@ class _ClientRequest:
     """A client's request, from its Generate to its last Output."""
 
     message: Generate
+    received: float
+    """When it came, in seconds on the monotonic clock."""
     task: asyncio.Task[None] | None = None
     """Prepares and starts it."""
     live: LiveRequest | None = None
@@ -99,7 +106,7 @@ class ClientSession:
         if len(self._requests) >= MAX_REQUESTS:
             self._refuse(message, RequestError(ErrorCode.OVERLOADED, "Too many open requests."))
             return
-        request = _ClientRequest(message, num_open=message.params.n)
+        request = _ClientRequest(message, time.monotonic(), num_open=message.params.n)
         self._requests[message.request_id] = request
         request.task = asyncio.create_task(self._start(request))
 
@@ -107,11 +114,19 @@ class ClientSession:
         message = request.message
         try:
             prepared = await self._engine.prepare(
-                GenerationRequest(prompt=_prompt(message), params=message.params)
+                GenerationRequest(
+                    prompt=_prompt(message),
+                    params=message.params,
+                    priority=message.priority,
+                    deadline=deadline_after(request.received, message.deadline_s),
+                )
             )
         except RequestError as error:
             del self._requests[message.request_id]
             self._refuse(message, error)
+        except DeadlineError:
+            del self._requests[message.request_id]
+            self._end_all(message, finish_reason=FinishReason.TIMEOUT, usage=NO_USAGE)
         else:
             request.whole = None if message.stream else {}
             # What comes of it is sent by another task, which runs only after this one has ended.
@@ -121,7 +136,23 @@ class ClientSession:
             self._abort(abort)
 
     def _refuse(self, message: Generate, error: RequestError) -> None:
-        info = ErrorInfo(code=error.code, message=error.message[:1024], param=error.param)
+        info = ErrorInfo(
+            code=error.code,
+            message=error.message[:1024],
+            param=error.param,
+            retry_after_s=error.retry_after_s,
+        )
+        self._end_all(message, error=info)
+
+    def _end_all(
+        self,
+        message: Generate,
+        *,
+        finish_reason: FinishReason | None = None,
+        usage: Usage | None = None,
+        error: ErrorInfo | None = None,
+    ) -> None:
+        """Send the only Output of each sample of a request that was never started."""
         for sample in range(message.params.n):
             self.connection.send(
                 Output(
@@ -130,7 +161,9 @@ class ClientSession:
                     first_index=0,
                     text="",
                     token_ids=b"",
-                    error=info,
+                    finish_reason=finish_reason,
+                    usage=usage,
+                    error=error,
                 )
             )
 
@@ -196,10 +229,23 @@ class ClientSession:
 
     async def _send_outputs(self) -> None:
         while True:
-            for delta in await self._queue.take():
+            deltas = await self._queue.take()
+            self._send_positions(self._queue.take_positions())
+            for delta in deltas:
                 request = self._by_engine_id.get(delta.request_id)
                 if request is not None and request.live is not None:
                     self._output(request, request.live, delta)
+
+    def _send_positions(self, positions: dict[int, int]) -> None:
+        """Tell of the requests that stream where they wait; of others nobody would look."""
+        told = {
+            request.message.request_id: position
+            for engine_id, position in positions.items()
+            if (request := self._by_engine_id.get(engine_id)) and request.message.stream
+        }
+        if told:
+            message = QueuePositions(requests=pack_int64(told), positions=pack_int32(told.values()))
+            self.connection.send(message)
 
     def _output(self, request: _ClientRequest, live: LiveRequest, delta: SampleDelta) -> None:
         if request.whole is not None:

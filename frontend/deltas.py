@@ -8,7 +8,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocol.messages import ErrorInfo, FinishReason
+from protocol.columns import unpack_float32, unpack_int32
+from protocol.messages import ErrorInfo, FinishReason, LogprobColumns
 
 
 class TokenLogprobs(NamedTuple):
@@ -16,6 +17,18 @@ class TokenLogprobs(NamedTuple):
 
     ids: list[int]
     values: list[float]
+
+
+def logprobs_by_row(columns: LogprobColumns) -> dict[int, list[TokenLogprobs]]:
+    """Return the entries of each row, in the order of its tokens."""
+    by_row: dict[int, list[TokenLogprobs]] = {}
+    ids, values = unpack_int32(columns.ids), unpack_float32(columns.values)
+    start = 0
+    for row, count in zip(unpack_int32(columns.rows), unpack_int32(columns.n), strict=True):
+        end = start + count
+        by_row.setdefault(row, []).append(TokenLogprobs(ids[start:end], values[start:end]))
+        start = end
+    return by_row
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -52,6 +65,7 @@ class DeltaQueue:
 
     def __init__(self) -> None:
         self._pending: dict[tuple[int, int], SampleDelta] = {}
+        self._positions: dict[int, int] = {}
         self._news = asyncio.Event()
 
     def put(self, delta: SampleDelta) -> None:
@@ -60,6 +74,16 @@ class DeltaQueue:
         if waiting is not delta:
             waiting.merge(delta)
         self._news.set()
+
+    def put_position(self, request_id: int, position: int) -> None:
+        """Add a request's newest position in the scheduler's queue."""
+        self._positions[request_id] = position
+        self._news.set()
+
+    def take_positions(self) -> dict[int, int]:
+        """Return the positions that have come since the last call, by request."""
+        positions, self._positions = self._positions, {}
+        return positions
 
     def discard(self, request_id: int, sample: int) -> None:
         """Drop the delta of a sample that nobody wants any more."""
@@ -70,7 +94,7 @@ class DeltaQueue:
         self._news.set()
 
     async def take(self) -> list[SampleDelta]:
-        """Wait for news and return all that waits; nothing after a nudge."""
+        """Wait for news and return all deltas; none after a nudge, or if only positions came."""
         await self._news.wait()
         self._news.clear()
         deltas = list(self._pending.values())

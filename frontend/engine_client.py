@@ -14,17 +14,23 @@ import time
 from collections.abc import Callable, Sequence
 
 from frontend.cache_resets import CacheResets
-from frontend.deltas import DeltaQueue, TokenLogprobs
-from frontend.generation import GenerationRequest, PreparedRequest, check_chat, settle
-from frontend.live_request import LiveRequest
-from frontend.output_text import OutputText
-from frontend.sample import Sample, failure
+from frontend.deltas import DeltaQueue, TokenLogprobs, logprobs_by_row
+from frontend.generation import (
+    DeadlineError,
+    GenerationRequest,
+    PreparedRequest,
+    check_chat,
+    check_priority,
+    settle,
+)
+from frontend.known_queue import KnownQueue
+from frontend.live_request import LiveRequest, least_positions
+from frontend.sample import Sample, failure, make_samples
 from frontend.seeds import SeedSource
-from frontend.stop_strings import StopStrings
 from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary
-from protocol.columns import unpack_float32, unpack_int32, unpack_int64
+from protocol.columns import unpack_int32, unpack_int64
 from protocol.errors import ErrorCode, ProcessError, ProtocolError, RequestError
 from protocol.messages import (
     Abort,
@@ -36,8 +42,8 @@ from protocol.messages import (
     ChatMessage,
     EngineFacts,
     ErrorInfo,
-    LogprobColumns,
     Ping,
+    QueuePositions,
     ResetCache,
     TokenDeltas,
 )
@@ -74,6 +80,7 @@ class EngineClient:
         """Set when nothing new is taken any more; seconds on the monotonic clock."""
         self.news = asyncio.Event()
         """Set whenever readiness or draining may have changed."""
+        self._queue = KnownQueue()
         self._send = send
         self._text = text
         self._seeds = seeds
@@ -127,17 +134,30 @@ class EngineClient:
     # What surfaces ask for
 
     async def prepare(self, request: GenerationRequest) -> PreparedRequest:
-        """Make a request ready to start. Raises RequestError, and leaves nothing behind then."""
+        """Make a request ready to start.
+
+        Raises RequestError, or DeadlineError if its time runs out; nothing is left behind then.
+        """
         facts = self._require_ready()
         live = sum(len(request.samples) for request in self._requests.values())
         if live + request.params.n > self._max_live_sequences:
-            raise RequestError(
-                ErrorCode.OVERLOADED,
+            raise self._queue.overloaded(
                 f"{live} sequences are being worked on, and {self._max_live_sequences} are the "
-                "most; try again in a moment.",
+                "most that may be"
             )
         validate_params(request.params, facts)
-        prompt_ids = await self._encode(request.prompt, facts)
+        check_priority(request.priority)
+        # Of a text it is not known yet how many tokens it has: one, at least.
+        given = len(request.prompt) // 4 if isinstance(request.prompt, bytes) else 1
+        self._queue.check_room(request.params.n, given)
+        left = None if request.deadline is None else request.deadline - time.monotonic()
+        try:
+            with self._queue.preparing(request.params.n):
+                async with asyncio.timeout(left):
+                    prompt_ids = await self._encode(request.prompt, facts)
+        except TimeoutError as error:
+            raise DeadlineError("The request's time ran out before its prompt was read.") from error
+        self._queue.check_room(request.params.n, len(prompt_ids) // 4)
         seed = self._seeds.draw()
         return settle(request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed)
 
@@ -146,7 +166,7 @@ class EngineClient:
         self._request_ids += 1
         request = LiveRequest(
             self._request_ids,
-            self._samples(self._request_ids, prepared),
+            make_samples(self._request_ids, prepared, self._require_vocabulary()),
             queue,
             num_prompt_tokens=len(prepared.prompt_ids) // 4,
         )
@@ -211,7 +231,7 @@ class EngineClient:
         """Route new tokens to the samples they belong to; unknown ones have been aborted."""
         self._last_heard = time.monotonic()
         token_ids = unpack_int32(deltas.token_ids)
-        logprobs = _logprobs_by_row(deltas.logprobs) if deltas.logprobs else {}
+        logprobs = logprobs_by_row(deltas.logprobs) if deltas.logprobs else {}
         start = 0
         rows = zip(
             unpack_int64(deltas.requests),
@@ -252,6 +272,14 @@ class EngineClient:
         self._last_heard = time.monotonic()
         self.waiting_requests = ping.waiting_requests
         self.cache = ping.cache
+        self._queue.take(ping)
+
+    def take_positions(self, positions: QueuePositions) -> None:
+        """Pass on where requests are in the scheduler's queue."""
+        for request_id, position in least_positions(positions).items():
+            request = self._requests.get(request_id)
+            if request is not None and request.move_to(position):
+                request.queue.put_position(request_id, position)
 
     def start_draining(self, deadline: float) -> None:
         """Take nothing new from now on; a second call can bring the deadline forward."""
@@ -313,31 +341,10 @@ class EngineClient:
                 param="prompt",
             )
 
-    def _samples(self, request_id: int, prepared: PreparedRequest) -> list[Sample]:
-        vocabulary = self._require_vocabulary()
-        asked = prepared.params
-        stops = StopStrings(asked.stop, keep=asked.include_stop_str_in_output)
-        samples = []
-        for index, params in enumerate(prepared.sample_params):
-            sequence = AddSequence(
-                request_id=request_id,
-                sample=index,
-                prompt_ids=prepared.prompt_ids,
-                params=params,
-                cache_domain=prepared.cache_domain,
-            )
-            text = OutputText(
-                vocabulary.detokenizer(skip_special_tokens=asked.skip_special_tokens),
-                stops.scanner() if asked.stop else None,
-                min_tokens=asked.min_tokens,
-            )
-            keeps_stop_token = asked.include_stop_str_in_output
-            samples.append(Sample(sequence, text, keeps_stop_token=keeps_stop_token))
-        return samples
-
     def _submit(self, request: LiveRequest, sample: Sample, sequence: AddSequence) -> None:
         try:
             self._send(sequence)
+            self._queue.count(len(sequence.prompt_ids) // 4)
         except ProcessError as error:
             log.warning("refused request=%d: %s", request.request_id, error)
             request.queue.put(sample.end(failure(ErrorCode.NOT_READY)))
@@ -361,6 +368,8 @@ class EngineClient:
         else:
             if accepted is None:
                 return
+            if accepted.delta.error is not None:
+                accepted.delta.error = self._queue.explain(accepted.delta.error)
             request.queue.put(accepted.delta)
             if accepted.must_abort:
                 self._send_abort(request.request_id, sample.sequence.sample)
@@ -396,15 +405,3 @@ def _no_ack(request_id: int, sample: int) -> AbortAck:
     return AbortAck(
         request_id=request_id, sample=sample, state=AbortState.UNKNOWN, blocks_returned=0
     )
-
-
-def _logprobs_by_row(columns: LogprobColumns) -> dict[int, list[TokenLogprobs]]:
-    """Return the entries of each row, in the order of its tokens."""
-    by_row: dict[int, list[TokenLogprobs]] = {}
-    ids, values = unpack_int32(columns.ids), unpack_float32(columns.values)
-    start = 0
-    for row, count in zip(unpack_int32(columns.rows), unpack_int32(columns.n), strict=True):
-        end = start + count
-        by_row.setdefault(row, []).append(TokenLogprobs(ids[start:end], values[start:end]))
-        start = end
-    return by_row

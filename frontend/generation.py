@@ -1,4 +1,4 @@
-"""What is asked of the engine, and how open settings are settled. No I/O."""
+"""What is asked of the engine, and how open settings are settled. No I/O, no clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import msgspec
 
 from frontend.seeds import sample_seed
-from protocol.errors import ErrorCode, RequestError
+from protocol.errors import EngineError, ErrorCode, RequestError
 from protocol.messages import (
     MAX_CHAT_MESSAGES,
+    MAX_DEADLINE_S,
     MAX_STOP_TOKEN_IDS,
     ChatMessage,
     EngineFacts,
@@ -16,6 +17,8 @@ from protocol.messages import (
 )
 from protocol.validation import longest_sequence, validate_sequence
 
+MAX_PRIORITY = 2**31 - 1
+"""The least is -MAX_PRIORITY - 1."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -29,6 +32,10 @@ class GenerationRequest:
     default_max_tokens: int | None = None
     """Where params.max_tokens is None: at most this many. None: the room left."""
     cache_domain: bytes = b""
+    priority: int = 0
+    """Higher runs first."""
+    deadline: float | None = None
+    """When all samples end at the latest, in seconds on the host's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,39 @@ class PreparedRequest:
     sample_params: list[SamplingParams]
     """As the scheduler gets them."""
     cache_domain: bytes
+    priority: int
+    deadline: float | None
+
+
+class DeadlineError(EngineError):
+    """A request's time ran out before the scheduler had it, so nothing has been computed."""
+
+
+def deadline_after(received: float, seconds: float | None) -> float | None:
+    """Return the deadline of a request that came at `received` and has so many seconds.
+
+    None: it has none. Raises RequestError for a time that is none.
+    """
+    if seconds is None:
+        return None
+    # Written so that NaN, which compares false with everything, is refused too.
+    if not 0 < seconds <= MAX_DEADLINE_S:
+        raise RequestError(
+            ErrorCode.INVALID_REQUEST,
+            f"deadline_s is {seconds:g}; it must be above 0 and at most {MAX_DEADLINE_S} seconds.",
+            param="deadline_s",
+        )
+    return received + seconds
+
+
+def check_priority(priority: int) -> None:
+    """Refuse what the scheduler's messages do not hold. Raises RequestError."""
+    if not -MAX_PRIORITY - 1 <= priority <= MAX_PRIORITY:
+        raise RequestError(
+            ErrorCode.INVALID_REQUEST,
+            f"priority is {priority}; it must be {-MAX_PRIORITY - 1} to {MAX_PRIORITY}.",
+            param="priority",
+        )
 
 
 def check_chat(messages: Sequence[ChatMessage]) -> None:
@@ -99,6 +139,8 @@ def settle(
             for sample in range(params.n)
         ],
         cache_domain=request.cache_domain,
+        priority=request.priority,
+        deadline=request.deadline,
     )
 
 

@@ -2,7 +2,17 @@
 
 from frontend.deltas import DeltaQueue
 from frontend.sample import Sample
-from protocol.messages import Usage
+from protocol.columns import unpack_int32, unpack_int64
+from protocol.messages import QueuePositions, Usage
+
+
+def least_positions(message: QueuePositions) -> dict[int, int]:
+    """Return the position of each request: that of its sample which is admitted first."""
+    least: dict[int, int] = {}
+    positions = unpack_int32(message.positions)
+    for request_id, position in zip(unpack_int64(message.requests), positions, strict=True):
+        least[request_id] = min(position, least.get(request_id, position))
+    return least
 
 
 class LiveRequest:
@@ -15,11 +25,23 @@ class LiveRequest:
         self.samples = samples
         self.queue = queue
         self.num_prompt_tokens = num_prompt_tokens
+        self.queue_position: int | None = None
+        """1: the next to be admitted; 0: admitted, for good; None: not known."""
 
     @property
     def is_finished(self) -> bool:
         """Whether every sample has ended."""
         return all(sample.is_finished for sample in self.samples)
+
+    def move_to(self, position: int) -> bool:
+        """Take its position in the waiting queue; return whether that is news.
+
+        One that has been admitted stays so, although samples of it may still wait, or wait again.
+        """
+        if self.queue_position in (0, position):
+            return False
+        self.queue_position = position
+        return True
 
     def usage(self) -> Usage:
         """Return the tokens taken so far, the prompt's counted once."""

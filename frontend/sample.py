@@ -11,7 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from frontend.deltas import SampleDelta, TokenLogprobs
+from frontend.generation import PreparedRequest
 from frontend.output_text import OutputText
+from frontend.stop_strings import StopStrings
+from frontend.vocabulary import Vocabulary
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import AddSequence, ErrorInfo, FinishReason
 
@@ -132,6 +135,33 @@ class Sample:
         elif reason:
             delta.finish_reason = FinishReason(reason)
         return stopped and not reason
+
+
+def make_samples(
+    request_id: int, prepared: PreparedRequest, vocabulary: Vocabulary
+) -> list[Sample]:
+    """Return a request's samples before their first token."""
+    asked = prepared.params
+    stops = StopStrings(asked.stop, keep=asked.include_stop_str_in_output)
+    samples = []
+    for index, params in enumerate(prepared.sample_params):
+        sequence = AddSequence(
+            request_id=request_id,
+            sample=index,
+            prompt_ids=prepared.prompt_ids,
+            params=params,
+            cache_domain=prepared.cache_domain,
+            priority=prepared.priority,
+            deadline=prepared.deadline,
+        )
+        text = OutputText(
+            vocabulary.detokenizer(skip_special_tokens=asked.skip_special_tokens),
+            stops.scanner() if asked.stop else None,
+            min_tokens=asked.min_tokens,
+        )
+        keeps_stop_token = asked.include_stop_str_in_output
+        samples.append(Sample(sequence, text, keeps_stop_token=keeps_stop_token))
+    return samples
 
 
 _FIRST_ERROR = min(ErrorCode)

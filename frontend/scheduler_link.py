@@ -23,6 +23,7 @@ from protocol.messages import (
     EngineFacts,
     Hello,
     Ping,
+    QueuePositions,
     Resend,
     Reset,
     ResetCache,
@@ -59,6 +60,10 @@ class SchedulerListener(Protocol):
 
     def take_ping(self, ping: Ping) -> None:
         """How long its waiting queue is."""
+        ...
+
+    def take_positions(self, positions: QueuePositions) -> None:
+        """Where requests are in that queue."""
         ...
 
     def start_draining(self, deadline: float) -> None:
@@ -114,6 +119,8 @@ class SchedulerLink:
                     listener.take_ack(message)
                 case CacheReset():
                     listener.take_cache_reset(message)
+                case QueuePositions():
+                    listener.take_positions(message)
                 case Hello():
                     self._connection.adopt_epoch(message.epoch)
                     listener.meet_scheduler(_facts(message))

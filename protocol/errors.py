@@ -54,11 +54,20 @@ class ModelFileError(EngineError):
 class RequestError(EngineError):
     """The client's fault: this request fails, nothing else does."""
 
-    def __init__(self, code: ErrorCode, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        """`retry_after_s`: whole seconds after which the same may pass, where that is known."""
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
+        self.retry_after_s = retry_after_s
 
 
 class ProtocolError(EngineError):

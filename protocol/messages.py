@@ -3,6 +3,7 @@
     client    ──Generate, Abort, Status──►  frontend  ──AddSequence, Abort──►  scheduler
     client    ◄─Output, AbortAck, StatusReply─  frontend  ◄─TokenDeltas, AbortAck─  scheduler
     client    ──ResetCache──►  frontend  ──ResetCache──►  scheduler  ──CacheReset──►  back
+    client    ◄─QueuePositions─  frontend  ◄─QueuePositions─  scheduler
     scheduler ──StepPlan──►  every rank  ──StepResult──►  scheduler
     frontend  ──TextJob──►  its text process  ──TextDone──►  frontend
     any child ──Ready, Heartbeat, Failure──►  launcher   (an inherited pipe)
@@ -38,10 +39,13 @@ MAX_SAMPLES = 64
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_LOGPROBS = 20
+MAX_DEADLINE_S = 604_800
+"""A week: the longest time limit of a request."""
 
 Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
 RequestId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 SampleIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_SAMPLES)]
 Column: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
@@ -167,6 +171,10 @@ class EngineFacts(Part, frozen=True, kw_only=True):
     """Most tokens of prompt and output together."""
     vocab_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     """Width of the logits: token ids below this are legal."""
+    host_blocks: Annotated[int, Meta(ge=0, le=2**31 - 2)] = 0
+    """Blocks in the host's memory, for preempted sequences."""
+    swap_block_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Seconds that moving a block there or back takes."""
 
 
 class LogprobColumns(Part, frozen=True, kw_only=True):
@@ -209,15 +217,15 @@ class CacheStats(Part, frozen=True, kw_only=True):
     lookup_tokens: Count = 0
     """Prompt tokens of sequences admitted for the first time: these were looked up."""
     cached_tokens: Count = 0
-    """Those of them that were found."""
+    """Those of them that were found, in the index or with another sample of their request."""
     resumed_lookup_tokens: Count = 0
     """Tokens of sequences admitted again, after a preemption or a lost connection."""
     resumed_cached_tokens: Count = 0
-    """Those of them that were found: mostly blocks that the sequences themselves had computed."""
+    """Those of them that were found or moved back: mostly what the sequences had themselves."""
     shared_blocks: Count = 0
-    """Blocks found while another sequence held them."""
+    """Blocks found, also in exchange for a copy, while another sequence held them."""
     revived_blocks: Count = 0
-    """Blocks found after their last holder had released them."""
+    """Blocks found, also in exchange for a copy, after their last holder had released them."""
     evicted_blocks: Count = 0
     """Blocks forgotten because their room was needed."""
     indexed_blocks: Count = 0
@@ -243,6 +251,8 @@ class ErrorInfo(Part, frozen=True, kw_only=True):
     code: ErrorCode
     message: ShortText
     param: ShortText | None = None
+    retry_after_s: Count | None = None
+    """With OVERLOADED: seconds after which there may be room, as far as that is known."""
 
 
 class Join(Part, frozen=True, kw_only=True):
@@ -282,10 +292,14 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Ping(Numbered, frozen=True, kw_only=True):
-    """Says that the sender is there, and how long its waiting queue is."""
+    """Says that the sender is there. From the scheduler, also how its waiting queue is."""
 
     waiting_requests: Count = 0
     waiting_tokens: Count = 0
+    max_waiting_requests: Count = 0
+    max_waiting_tokens: Count = 0
+    retry_after_s: Count = 0
+    """Seconds in which what waits now will have been admitted, at the rate of late: 1 to 60."""
     cache: CacheStats | None = None
     """From the scheduler."""
 
@@ -298,6 +312,24 @@ class Resend(Numbered, frozen=True, kw_only=True):
 
 class Reset(Numbered, frozen=True, kw_only=True):
     """Forget this connection and say Hello again."""
+
+
+class QueuePositions(Numbered, frozen=True, kw_only=True):
+    """Where some requests are in the waiting queue. A client hears it of those that stream.
+
+    Of a request with several rows, one for each sample that waits, the least position counts.
+    """
+
+    requests: Column
+    """[rows] int64 request ids."""
+    positions: Column
+    """[rows] 1: the next to be admitted; 0: it has been admitted."""
+
+    def __post_init__(self) -> None:
+        require_items(8, requests=self.requests)
+        require_items(4, positions=self.positions)
+        if len(self.requests) != 2 * len(self.positions):
+            raise ValueError("requests and positions differ in length")
 
 
 class Drain(Numbered, frozen=True, kw_only=True):
@@ -323,6 +355,10 @@ class Generate(Numbered, frozen=True, kw_only=True):
     params: SamplingParams
     stream: bool = True
     """False: one Output per sample, at its end."""
+    priority: Int32 = 0
+    """Higher runs first."""
+    deadline_s: Seconds | None = None
+    """Seconds from its receipt by which every sample ends, if need be with TIMEOUT."""
 
 
 class Output(Numbered, frozen=True, kw_only=True):
@@ -460,7 +496,7 @@ class TokenDeltas(Numbered, frozen=True, kw_only=True):
     """[sum of counts]"""
     logprobs: LogprobColumns | None = None
     cached_tokens: Column
-    """[rows] prompt tokens found in the prefix cache."""
+    """[rows] prompt tokens found in the prefix cache, or taken over from another sample."""
     reasons: Column
     """[rows] 0 while running, else its one terminal reason: a FinishReason or an ErrorCode."""
 
@@ -485,9 +521,9 @@ class TokenDeltas(Numbered, frozen=True, kw_only=True):
 class StepPlan(Numbered, frozen=True, kw_only=True):
     """One step of work. Its rows are its decode rows, then its chunks; results come in that order.
 
-    A rank applies leaves, joins, block copies and new blocks, in this order, then computes the
-    rows. A decode row sits at position = length and adds 1 to it; a chunk starts at length and
-    adds its count.
+    A rank applies leaves, joins, moves to the host, block copies, moves from the host and new
+    blocks, in this order, then computes the rows. A decode row sits at position = length and adds 1
+    to it; a chunk starts at length and adds its count.
     """
 
     step_id: Count
@@ -496,20 +532,27 @@ class StepPlan(Numbered, frozen=True, kw_only=True):
     """[leaves] slots given up."""
     joins: Annotated[list[Join], Meta(max_length=65536)] = []
     copies: Column = b""
-    """[copies, 2] (source block, target block)."""
+    """[copies, 2] (source block, target block), done in this order."""
+    swap_outs: Column = b""
+    """[moved, 2] (block, host block): out to the host."""
+    swap_ins: Column = b""
+    """[moved, 2] (host block, block): back from it."""
     new_blocks: Column = b""
-    """[new, 3] (slot, index in its block table, block)."""
+    """[new, 3] (slot, index in its block table, block). Each appends, where the index is the
+    table's length, or replaces: a block whose positions are all computed, by one that holds the
+    same keys and values."""
     decode: Column | None = b""
     """[decode rows] slots in order; nil: exactly the previous plan's list."""
     chunks: Column = b""
     """[chunks, 4] (slot, start, count, last); last is 1 where the row samples a token."""
-    groups: Column = b""
-    """[members, 3] (slot, group, shared blocks): rows whose first blocks are the same. Reserved."""
+    groups: Column | None = None
+    """[members, 3] (slot, group, shared blocks): decode rows whose first blocks are the same, each
+    in one group at most; nil: exactly the previous plan's groups, none before the first."""
 
     def __post_init__(self) -> None:
         require_items(4, leaves=self.leaves, decode=self.decode or b"")
-        require_items(8, copies=self.copies)
-        require_items(12, new_blocks=self.new_blocks, groups=self.groups)
+        require_items(8, copies=self.copies, swap_outs=self.swap_outs, swap_ins=self.swap_ins)
+        require_items(12, new_blocks=self.new_blocks, groups=self.groups or b"")
         require_items(16, chunks=self.chunks)
 
 
@@ -563,7 +606,16 @@ ClientToFrontend: TypeAlias = (
     Hello | Generate | Abort | Status | ResetCache | Ping | Resend | Reset | Drain
 )
 FrontendToClient: TypeAlias = (
-    Hello | Output | AbortAck | StatusReply | CacheReset | Ping | Resend | Reset | Drain
+    Hello
+    | Output
+    | QueuePositions
+    | AbortAck
+    | StatusReply
+    | CacheReset
+    | Ping
+    | Resend
+    | Reset
+    | Drain
 )
 FrontendToText: TypeAlias = Hello | TextJob | Ping | Resend | Reset | Drain
 TextToFrontend: TypeAlias = Hello | TextDone | Ping | Resend | Reset | Drain
@@ -571,7 +623,7 @@ FrontendToScheduler: TypeAlias = (
     Hello | AddSequence | Abort | ResetCache | Ping | Resend | Reset | Drain
 )
 SchedulerToFrontend: TypeAlias = (
-    Hello | TokenDeltas | AbortAck | CacheReset | Ping | Resend | Reset | Drain
+    Hello | TokenDeltas | QueuePositions | AbortAck | CacheReset | Ping | Resend | Reset | Drain
 )
 SchedulerToWorker: TypeAlias = Hello | StepPlan | Ping | Resend | Reset | Drain
 WorkerToScheduler: TypeAlias = Hello | StepResult | Ping | Resend | Reset | Drain

@@ -6,7 +6,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, zip_longest
 from operator import eq
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ class Holding:
     """The table's first blocks by content, as many as the sequence counts as registered."""
     uses: dict[int, int] = field(default_factory=dict)
     """`BlockBooks.uses` of these blocks when it was given them."""
+    exchanges: bool = True
+    """Whether it exchanges copies: not if it was running at a reset."""
 
 
 class Finding(NamedTuple):
@@ -63,7 +65,7 @@ class BlockBooks:
     def audit(self, hasher: PrefixHasher, holdings: list[Holding]) -> list[str]:
         """Compare everything known about every block; return one sentence per disagreement."""
         findings = [*self.find(holdings), *self.find_keys(hasher, range(self.num_blocks))]
-        return [finding.sentence for finding in findings]
+        return [*(finding.sentence for finding in findings), *self._audit_copies(holdings)]
 
     def find(self, holdings: list[Holding]) -> list[Finding]:
         """Return every disagreement about a block, but for those that `find_keys` sees.
@@ -110,7 +112,7 @@ class BlockBooks:
             and keys == list(self._index)
             and len(keys) == self.num_blocks - self._content.count(None)
             and all(map(self._has_its_own, holdings))
-            and not self._is_shared_by_writers(np.flatnonzero(counts > 1).tolist(), holdings)
+            and not self._shared_in_disagreement(np.flatnonzero(counts > 1).tolist(), holdings)
         )
 
     def _has_its_own(self, holding: Holding) -> bool:
@@ -122,24 +124,30 @@ class BlockBooks:
             for content, wanted in zip(found, holding.content, strict=True)
         )
 
-    def _is_shared_by_writers(self, shared: list[int], holdings: list[Holding]) -> bool:
+    def _shared_in_disagreement(self, shared: Iterable[int], holdings: list[Holding]) -> list[int]:
+        """Return which of these blocks are shared by some who do not agree on their content.
+
+        Samples of one prompt share without the index, and all go on after a reset. But nobody may
+        share what another still writes.
+        """
         unregistered = {block for block in shared if self._content[block] is None}
-        return bool(unregistered) and not all(
-            unregistered.isdisjoint(holding.block_table[len(holding.content) :])
-            for holding in holdings
-        )
+        believed: dict[int, set[PrefixBlock | None]] = {block: set() for block in unregistered}
+        for holding in holdings if unregistered else []:
+            if unregistered.isdisjoint(holding.block_table):
+                continue
+            for block, content in zip_longest(holding.block_table, holding.content):
+                if block in unregistered:
+                    believed[block].add(content)
+        return [block for block, each in believed.items() if None in each or len(each) > 1]
 
     def _audit_holders(self, holdings: list[Holding]) -> Iterator[Finding]:
         holders: list[list[str]] = [[] for _ in range(self.num_blocks)]
-        # Whoever counts a block as registered never writes it again, also after `forget_all`.
-        writable: set[int] = set()
         for holding in holdings:
             for block in holding.block_table:
                 holders[block].append(holding.name)
                 if holding.uses.get(block, self.uses[block]) != self.uses[block]:
                     sentence = f"block {block} was given to another while {holding.name} held it"
                     yield Finding(block, sentence, is_foreign=True)
-            writable.update(holding.block_table[len(holding.content) :])
         for block, names in enumerate(holders):
             if len(names) != self._references[block]:
                 yield Finding(
@@ -147,9 +155,10 @@ class BlockBooks:
                     f"block {block} has {self._references[block]} references but is in the tables "
                     f"of {names or 'nobody'}",
                 )
-            if len(names) > 1 and self._content[block] is None and block in writable:
-                sentence = f"block {block} is shared by {names} without being registered"
-                yield Finding(block, sentence, is_foreign=True)
+        shared = [block for block, names in enumerate(holders) if len(names) > 1]
+        for block in self._shared_in_disagreement(shared, holdings):
+            sentence = f"block {block} is shared by {holders[block]} without being registered"
+            yield Finding(block, sentence, is_foreign=True)
 
     def _audit_free_lists(self) -> Iterator[Finding]:
         listed = [0] * self.num_blocks
@@ -192,3 +201,14 @@ class BlockBooks:
                 if found is not None and found != wanted:
                     sentence = f"block {block} holds other tokens than {holding.name} has there"
                     yield Finding(block, sentence, is_foreign=True)
+
+    def _audit_copies(self, holdings: list[Holding]) -> Iterator[str]:
+        """Yield what should have been exchanged: room wasted, and nothing in doubt."""
+        for holding in holdings:
+            if not holding.exchanges:
+                continue
+            for block, content in zip(holding.block_table, holding.content, strict=False):
+                known = self._index.get(content.key)
+                is_private = self._content[block] is None and block not in self._quarantined
+                if is_private and known is not None:
+                    yield f"block {block} of {holding.name} is a copy of block {known}"

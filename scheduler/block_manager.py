@@ -13,6 +13,9 @@ recently freed first; both in constant time.
      └──────────────────────────────────────────── free, cached ───► held again (share)
               evicted by allocate
 
+A block whose content the index has in another block already can be exchanged for that one
+(`exchange`), so that no content is held twice for long.
+
 A block whose count, list, index entry or content disagree is in *quarantine*: in neither free list
 nor the index, and given to nobody, until nobody can hold it who has ever been given it. The
 operations look where looking is cheap. What they stumble over they leave alone and note; they
@@ -77,6 +80,10 @@ class BlockManager(BlockBooks):
     def is_registered(self, block: int) -> bool:
         """Return whether the prefix index knows a block."""
         return self._content[block] is not None
+
+    def may_share(self, blocks: list[int]) -> bool:
+        """Return whether none of these blocks is in quarantine, and so given to nobody else."""
+        return not any(map(self._quarantined.__contains__, blocks))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks so many positions take."""
@@ -191,8 +198,9 @@ class BlockManager(BlockBooks):
     def register(self, block: int, content: PrefixBlock) -> bool:
         """Enter a held, fully written block into the prefix index.
 
-        Returns False where the index already has that content in another block, or where the block
-        is in quarantine or has to get there; the block then stays private to its holder.
+        Returns False where the index already has that content in another block; its holder can
+        then `exchange` the block for that one. So it does where the block is in quarantine, or has
+        to get there.
         """
         if block in self._quarantined or content.key in self._index:
             return False
@@ -202,6 +210,20 @@ class BlockManager(BlockBooks):
         self._index[content.key] = block
         self._content[block] = content
         return True
+
+    def exchange(self, block: int, content: PrefixBlock) -> int | None:
+        """Give up a private copy of a content for the index's own block of it, held once more.
+
+        Returns that block. None where the index does not have exactly that content, or the block
+        is no private copy: it then stays with its holder.
+        """
+        is_private = self._references[block] == 1 and self._content[block] is None
+        known = self.match([content]) if is_private else []
+        if not known:
+            return None
+        self.share(known)
+        self.release([block])
+        return known[0]
 
     def forget_all(self) -> int:
         """Empty the prefix index; return how many blocks it knew. What is held stays held."""

@@ -5,7 +5,7 @@ be ended, and whatever it says next begins with Hello. No frontend can harm more
 """
 
 import logging
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, assert_never
@@ -16,12 +16,12 @@ from protocol.errors import ProtocolError
 from protocol.messages import (
     Abort,
     AddSequence,
-    CacheStats,
     Drain,
     FrontendToScheduler,
     Hello,
     Numbered,
     Ping,
+    QueuePositions,
     Resend,
     Reset,
     ResetCache,
@@ -34,7 +34,11 @@ MAX_TOLD = 1024
 """Strangers remembered as told; beyond it all may be told once more."""
 
 PING_INTERVAL_S = 0.1
-"""Shortest time between two Pings to a frontend."""
+"""Shortest time between two Pings to a frontend, but for the next."""
+
+PING_ROOM_S = 0.02
+"""Shortest time where the last has told of a full queue, and there is room: frontends refuse
+requests because of it."""
 
 PING_LATEST_S = 1.0
 """Longest time: by this a frontend knows that the scheduler is there."""
@@ -63,7 +67,7 @@ class Frontends:
         # Who has been told to say Hello; until they do, what they say is ignored.
         self._told: set[bytes] = set()
         self._events: list[tuple[bytes, Event]] = []
-        self._last_ping = (0.0, 0, 0)
+        self._last_ping = (0.0, Ping())
         self._has_news = False
 
     def receive(self) -> list[tuple[bytes, Event]]:
@@ -96,26 +100,30 @@ class Frontends:
             connection.send(message)
             self._has_news = True
 
-    def ping(
-        self,
-        now: float,
-        waiting_requests: int,
-        waiting_tokens: int,
-        cache_stats: Callable[[], CacheStats],
-    ) -> None:
-        """Tell that we are there, the queue's length, and which message was the last.
+    def send_positions(self, source: bytes, positions: QueuePositions) -> None:
+        """Send what a Ping follows at once, and so needs none of its own."""
+        connection = self._connections.get(source)
+        if connection is not None:
+            connection.send(positions)
 
-        `cache_stats` is called only where a Ping is due.
-        """
-        last, *told = self._last_ping
-        has_news = self._has_news or told != [waiting_requests, waiting_tokens]
-        if now - last < (PING_INTERVAL_S if has_news else PING_LATEST_S):
-            return
-        self._last_ping = (now, waiting_requests, waiting_tokens)
+    def is_ping_due(self, now: float, waiting_requests: int, waiting_tokens: int) -> bool:
+        """Return whether it is time to tell that we are there, given how long the queue is now."""
+        last, told = self._last_ping
+        interval_s = PING_LATEST_S
+        if (told.waiting_requests, told.waiting_tokens) != (waiting_requests, waiting_tokens):
+            has_room = _has_room(told, waiting_requests, waiting_tokens)
+            gains_room = has_room and not _has_room(
+                told, told.waiting_requests, told.waiting_tokens
+            )
+            interval_s = PING_ROOM_S if gains_room else PING_INTERVAL_S
+        elif self._has_news:
+            interval_s = PING_INTERVAL_S
+        return now - last >= interval_s
+
+    def ping(self, now: float, ping: Ping) -> None:
+        """Tell that we are there, how the queue is, and which message was the last."""
+        self._last_ping = (now, ping)
         self._has_news = False
-        ping = Ping(
-            waiting_requests=waiting_requests, waiting_tokens=waiting_tokens, cache=cache_stats()
-        )
         for connection in list(self._connections.values()):
             connection.send(ping)
 
@@ -135,7 +143,8 @@ class Frontends:
         connection.peer = hello
         self._connections[source] = connection
         connection.hello(self._hello)
-        self._last_ping = (0.0, -1, -1)
+        # So that the next is due at once: this one has heard none.
+        self._last_ping = (-math.inf, self._last_ping[1])
         log.info("met frontend=%s", source.hex())
 
     def _refuse(self, source: bytes, connection: Connection[FrontendToScheduler], why: str) -> None:
@@ -159,3 +168,11 @@ class Frontends:
     def _leave(self, source: bytes, how: str) -> None:
         if self._connections.pop(source, None) is not None:
             self._events.append((source, Left(how)))
+
+
+def _has_room(limits: Ping, waiting_requests: int, waiting_tokens: int) -> bool:
+    """Return whether a queue of this length takes a sequence, under the limits of a Ping."""
+    return (
+        waiting_requests < limits.max_waiting_requests
+        and waiting_tokens < limits.max_waiting_tokens
+    )

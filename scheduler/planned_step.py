@@ -10,7 +10,7 @@ from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import Join, LogprobColumns, StepResult
 from scheduler.sequence import Sequence
 from scheduler.slot_table import Rows
-from scheduler.step_cost import StepWork
+from scheduler.step_cost import StepCost, StepWork
 
 FAILED = -1
 """In a result's counts: this row's sequence has failed."""
@@ -38,8 +38,14 @@ class Chunk:
 class Draft:
     """A plan in the making."""
 
+    cost: StepCost | None = None
+    """What steps cost, as far as it is known."""
     new_blocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Slot of a decode row to (index in its block table, block)."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source block, target block), in the order in which they were decided."""
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, block)."""
     joins: list[Join] = field(default_factory=list)
     join_bytes: int = 0
     """What the joins take in the plan's frame, or a little less."""

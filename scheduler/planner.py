@@ -56,8 +56,7 @@ class _Room:
         count = min(most, self.num_tokens)
         if self.cost is not None and self.seconds < math.inf:
             count = max(min(count, self.cost.tokens_within(self.seconds, start)), at_least)
-            self.seconds -= self.cost.token_s * count
-            self.seconds -= self.cost.pair_s * chunk_pairs(start, count)
+            self.seconds -= self.cost.chunk_seconds(start, count)
         self.num_tokens -= count
         return count
 
@@ -76,10 +75,12 @@ class Planner:
         # The list that the ranks have. Every change makes a new one, a last chunk's included.
         self._sent_decodes: Rows | None = None
         self._model = StepCostModel()
+        self._swap = running.swap
+        self._wants_cost = policy.itl_target_s is not None or running.swap.num_blocks > 0
 
     def plan(self, step_id: int) -> Planned | None:
         """Return the next plan, or None if no sequence has anything to compute."""
-        draft = Draft()
+        draft = Draft(cost=self._model.current())
         self._running.extend_tables(draft, step_id)
         for sequence in draft.preempted:
             self._queue.push(sequence)
@@ -101,36 +102,42 @@ class Planner:
             self._model.observe(step.work, seconds)
 
     def _plan_chunks(self, draft: Draft, step_id: int) -> None:
-        num_tokens, seconds = self._most_for_prompts()
-        room = _Room(self._model.current())
+        num_tokens, seconds = self._most_for_prompts(draft)
+        room = _Room(draft.cost)
         for share in self._policy.shares(num_tokens):
             if share.num_tokens <= 0:
                 continue
             room.num_tokens += share.num_tokens
             room.seconds += seconds * share.num_tokens / num_tokens
             while not room.is_empty:
+                num_moved = len(draft.swap_ins)
                 sequence = self._next_to_prefill(draft, share.order, step_id)
+                room.seconds -= self._swap.block_s * (len(draft.swap_ins) - num_moved)
                 if sequence is None or self._grant(draft, sequence, room) == 0:
                     break
+        self._counters.swapped_in += len(draft.swap_ins)
 
-    def _most_for_prompts(self) -> tuple[int, float]:
+    def _most_for_prompts(self, draft: Draft) -> tuple[int, float]:
         """Return the tokens and the seconds of a step that prompts may take.
 
         Where nothing decodes, nobody's gap gets longer, and the target does not count.
         """
         num_tokens = self._policy.budget - self._running.num_decoding
-        target_s, cost = self._policy.itl_target_s, self._model.current()
+        target_s, cost = self._policy.itl_target_s, draft.cost
         if target_s is None or not self._running.num_decoding:
             return num_tokens, math.inf
         if cost is None:
             return min(num_tokens, UNMEASURED_TOKENS), math.inf
         rows = self._running.decode_rows()
+        trusted = max(self._model.trusted_tokens - len(rows), UNMEASURED_TOKENS)
+        num_tokens = min(num_tokens, trusted)
         work = StepWork(len(rows), self._table.positions_read(rows), 0)
-        return num_tokens, max(target_s - cost.seconds(work), PROMPT_PART * target_s)
+        taken_s = cost.seconds(work) + self._swap.block_s * self._running.num_swap_outs
+        return num_tokens, max(target_s - taken_s, PROMPT_PART * target_s)
 
     def _next_to_prefill(self, draft: Draft, order: Order, step_id: int) -> Sequence | None:
         """Return the first sequence with pending tokens, admitting it if it waits."""
-        waiting = None if draft.admission_closed else self._queue.first(order)
+        waiting = None if draft.admission_closed else self._next_to_admit(order)
         pending = [each for each in self._running.prefilling if each.num_pending]
         first = min(pending, key=lambda each: prefill_key(each, order), default=None)
         if waiting is None or (
@@ -139,9 +146,8 @@ class Planner:
             return first
         is_first = waiting.cached_tokens is None and not waiting.num_output_tokens
         if draft.join_bytes < MAX_JOIN_BYTES and self._running.admit(waiting, draft, step_id):
-            self._queue.admit(waiting)
-            if self._running.prefix_cache:
-                self._count_lookup(waiting, is_first=is_first)
+            self._queue.admit(waiting, self._running.prefilling)
+            self._count_lookup(waiting, is_first=is_first)
             return waiting
         draft.admission_closed = True
         return first
@@ -154,6 +160,11 @@ class Planner:
         else:
             self._counters.resumed_lookup_tokens += len(sequence.tokens)
             self._counters.resumed_cached_tokens += sequence.num_planned
+
+    def _next_to_admit(self, order: Order) -> Sequence | None:
+        """Return who is to be admitted next: who waits for blocks goes before all behind it."""
+        first = self._queue.first(Order.ARRIVAL)
+        return first if first is self._running.waits_for_blocks else self._queue.first(order)
 
     def _grant(self, draft: Draft, sequence: Sequence, room: _Room) -> int:
         """Plan as many of a sequence's pending tokens as there is room for; return how many."""
@@ -179,7 +190,9 @@ class Planner:
             sampled = self._table.rows(np.append(decodes.slots, last_slots))
         counts = decodes.ones + pack_int32(int(chunk.last) for chunk in chunks)
         work = None
-        if self._policy.itl_target_s is not None:
+        # A step that moves blocks as well says nothing of what computing costs.
+        is_plain = not self._running.num_swap_outs and not draft.swap_ins
+        if self._wants_cost and is_plain:
             num_tokens = len(decodes) + sum(chunk.count for chunk in chunks)
             pairs = sum(chunk_pairs(chunk.start, chunk.count) for chunk in chunks)
             work = StepWork(num_tokens, self._table.positions_read(decodes), pairs)
@@ -189,15 +202,22 @@ class Planner:
         leaves = self._running.take_leaves()
         # Ranks never edit their list: it is sent whole whenever somebody has come or gone.
         is_known = step.decodes is self._sent_decodes and not leaves and len(step.decodes) > 0
-        new_blocks = ((slot, *grown) for slot, grown in draft.new_blocks.items())
+        new_blocks = self._running.take_replaced()
+        new_blocks += [(slot, *grown) for slot, grown in draft.new_blocks.items()]
+        swap_outs = self._running.take_swap_outs()
+        self._counters.swapped_out += len(swap_outs)
         chunks = ((each.slot, each.start, each.count, int(each.last)) for each in step.chunks)
         return StepPlan(
             step_id=step.step_id,
             leaves=pack_int32(leaves),
             joins=draft.joins,
+            copies=_pack_pairs(draft.copies),
+            swap_outs=_pack_pairs(swap_outs),
+            swap_ins=_pack_pairs(draft.swap_ins),
             new_blocks=pack_int32(chain.from_iterable(new_blocks)),
             decode=None if is_known else step.decodes.column(),
             chunks=pack_int32(chain.from_iterable(chunks)),
+            groups=self._running.groups.take(),
         )
 
     def _advance(self, step: PlannedStep) -> None:
@@ -210,3 +230,8 @@ class Planner:
             chunk.sequence.note(f"chunk[{chunk.start}:{chunk.end}]", step.step_id)
             if chunk.last:
                 self._running.prefilled(chunk.sequence, step.step_id)
+
+
+def _pack_pairs(pairs: list[tuple[int, int]]) -> bytes:
+    # Nearly always there are none, and a steady step is to cost nothing for them.
+    return pack_int32(chain.from_iterable(pairs)) if pairs else b""

@@ -32,11 +32,8 @@ WORTH_WAITING_TOKENS = 256
 PROMPT_PART = 0.1
 """Part of the target for a step's time that is for prompts, however long decode rows take."""
 
-UNMEASURED_TOKENS = 256
+UNMEASURED_TOKENS = 32
 """Prompt tokens of a step with decode rows that has a target, before its cost is known."""
-
-MAX_PASSES = 8
-"""Admissions that may pass over the oldest waiting sequence before it must be the next."""
 
 
 class Order(enum.Enum):
@@ -108,7 +105,8 @@ def prefill_key(sequence: Sequence, order: Order) -> tuple[int, ...]:
         case Order.ARRIVAL:
             return sequence.rank
         case Order.SHORTEST:
-            return (-sequence.priority, sequence.num_pending, sequence.arrival)
+            num_pending = 0 if sequence.has_aged else sequence.num_pending
+            return (-sequence.urgency, num_pending, sequence.arrival)
 
 
 def headroom(num_running: int, block_size: int, *, under_pressure: bool) -> int:

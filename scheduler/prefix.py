@@ -63,6 +63,11 @@ class PrefixChain:
         self._width = block_size
         self._blocks: list[PrefixBlock] = []
 
+    @property
+    def domain(self) -> bytes:
+        """The cache domain that its blocks are shared in."""
+        return self._domain
+
     def block(self, index: int, tokens: TokenArray) -> PrefixBlock:
         """Return full block `index` of a sequence whose tokens so far are `tokens`."""
         blocks = self._blocks

@@ -27,6 +27,7 @@ from protocol.messages import (
     CacheReset,
     EngineFacts,
     Hello,
+    Ping,
     ResetCache,
     Role,
 )
@@ -34,6 +35,7 @@ from protocol.recording import recorder
 from protocol.run_dir import RunDir
 from protocol.running_clock import RunningClock
 from protocol.validation import longest_sequence
+from scheduler.admission_rate import AdmissionRate
 from scheduler.config import SchedulerConfig, token_budget
 from scheduler.deltas import refusal
 from scheduler.frontends import Event, Frontends, Left
@@ -77,6 +79,7 @@ def _serve(
     ranks.greet(hello)
     inbox = Inbox(lifeline, router, *ranks.dealers)
     stats = StatsLine(time.monotonic())
+    rate = AdmissionRate()
     # By this clock a rank is not late because all of us were stopped.
     clock = RunningClock(time.monotonic(), longest_pause_s=4 * HEARTBEAT_INTERVAL_S)
     checks = CheckTimer(time.monotonic())
@@ -98,9 +101,10 @@ def _serve(
             ranks.send(plan, running)
         for source, deltas in outputs:
             frontends.send(source, deltas)
-        frontends.ping(
-            now, scheduler.waiting_requests, scheduler.waiting_tokens, scheduler.cache_stats
-        )
+        if frontends.is_ping_due(now, scheduler.waiting_requests, scheduler.waiting_tokens):
+            for source, positions in scheduler.queue_positions():
+                frontends.send_positions(source, positions)
+            frontends.ping(now, _queue_state(scheduler, config, rate, now))
         ranks.check(running)
 
         if scheduler.has_stumbled or _check_is_due(checks, scheduler, facts, now):
@@ -154,6 +158,24 @@ def _build_scheduler(config: SchedulerConfig, facts: EngineFacts, policy: Policy
         prefix_key=os.urandom(32) if config.prefix_cache else None,
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_tokens=config.max_waiting_tokens,
+    )
+
+
+def _queue_state(
+    scheduler: Scheduler, config: SchedulerConfig, rate: AdmissionRate, now: float
+) -> Ping:
+    rate.observe(
+        now,
+        admitted_tokens=scheduler.admitted_tokens,
+        waiting_tokens=scheduler.waiting_tokens,
+    )
+    return Ping(
+        waiting_requests=scheduler.waiting_requests,
+        waiting_tokens=scheduler.waiting_tokens,
+        max_waiting_requests=config.max_waiting_requests,
+        max_waiting_tokens=config.max_waiting_tokens,
+        retry_after_s=rate.retry_after_s(scheduler.waiting_tokens),
+        cache=scheduler.cache_stats(),
     )
 
 

@@ -77,9 +77,14 @@ class Ranks:
         return [rank.number for rank in self._ranks if rank.number not in self._facts]
 
     def facts(self) -> EngineFacts:
-        """Return the group's facts, once no rank is missing: rank 0's, with the fewest blocks."""
-        fewest = min(facts.num_blocks for facts in self._facts.values())
-        return msgspec.structs.replace(self._facts[0], num_blocks=fewest)
+        """Return the group's facts, once no rank is missing: rank 0's, with the fewest blocks and
+        the slowest moves to the host."""
+        every = self._facts.values()
+        return msgspec.structs.replace(
+            self._facts[0],
+            num_blocks=min(facts.num_blocks for facts in every),
+            swap_block_s=max(facts.swap_block_s for facts in every),
+        )
 
     def greet(self, hello: Hello) -> None:
         """Answer every rank's Hello: from now on plans may come."""
@@ -161,7 +166,12 @@ class Ranks:
                 "--max-model-len."
             )
         for other, known in self._facts.items():
-            same = msgspec.structs.replace(known, rank=number, num_blocks=facts.num_blocks)
+            same = msgspec.structs.replace(
+                known,
+                rank=number,
+                num_blocks=facts.num_blocks,
+                swap_block_s=facts.swap_block_s,
+            )
             if same != facts:
                 raise ProtocolError(
                     f"Rank {number} and rank {other} differ in more than their number of blocks: "

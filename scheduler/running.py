@@ -11,9 +11,16 @@ from protocol.columns import pack_int32
 from protocol.messages import Join
 from scheduler.block_manager import BlockManager, BlocksLostError
 from scheduler.planned_step import Draft
-from scheduler.policy import PROGRESS_TOKENS, WORTH_WAITING_TOKENS, choose_victim, headroom
+from scheduler.policy import PROGRESS_TOKENS, choose_victim, headroom
+from scheduler.prefix import PrefixBlock
+from scheduler.prefix_finder import PrefixFinder
+from scheduler.prefix_groups import PrefixGroups
 from scheduler.sequence import Sequence, SequenceStatus
 from scheduler.slot_table import Rows, SlotTable
+from scheduler.swap_space import SwapSpace
+
+MAX_REPLACED = 65_536
+"""Entries of block tables that one plan replaces at most: its frame has to hold them."""
 
 JOIN_BYTES = 512
 """What a join takes in a frame beside its tokens and blocks: its parameters, mostly."""
@@ -24,24 +31,37 @@ class Running:
 
     Invariants: a slot that is given up appears in the leaves of the next plan; a decoding row is
     planned only with the block for its position in its table; blocks found in the prefix index
-    are never written, because a hit ends before the last known token's block.
+    are never written, because a hit ends before the last known token's block. Of a copy that was
+    exchanged for the index's block, the next plan tells the ranks. The copy is free at once: they
+    work in plan order, so what reads it has been sent, and what overwrites it comes in that plan
+    at the earliest.
     """
 
     def __init__(
-        self, table: SlotTable, blocks: BlockManager, stop_watch_size: int, *, prefix_cache: bool
+        self,
+        table: SlotTable,
+        blocks: BlockManager,
+        swap: SwapSpace,
+        stop_watch_size: int,
+        *,
+        prefix_cache: bool,
     ) -> None:
         self.table = table
         self.blocks = blocks
+        self.swap = swap
         self.prefix_cache = prefix_cache
         self.stop_watch = np.zeros(stop_watch_size, np.int32)
         """[vocab_size] how many running sequences end at a token."""
         self.prefilling: dict[Sequence, None] = {}
         """In order of admission."""
         self._decoding: dict[int, Sequence] = {}
-        # Sequences with full blocks of known tokens that the prefix index does not know yet.
-        self._unregistered: dict[Sequence, None] = {}
         self._draining: dict[Sequence, None] = {}
+        self._prefixes = PrefixFinder(blocks, prefix_cache=prefix_cache)
+        self.groups = PrefixGroups(blocks.block_size)
+        # (slot, index in its block table) to the block that the ranks do not know to be there yet.
+        self._replaced: dict[tuple[int, int], int] = {}
         self._leaves: list[int] = []
+        self._swap_outs: list[tuple[int, int]] = []
         self._rows: Rows | None = None
         self._under_pressure = False
         # What `admit` last failed for, as (sequence, free blocks, running): until one of them
@@ -49,9 +69,7 @@ class Running:
         self._too_big: tuple[Sequence, int, int] | None = None
         self.is_short = False
         """A sequence that was alone found no block, which a sound pool always has."""
-        self._num_admissions = 0
-        # Admissions there had been when the prefix cache was reset.
-        self._reset_at = 0
+        self.num_admissions = 0
 
     @property
     def num_decoding(self) -> int:
@@ -62,6 +80,14 @@ class Running:
     def has_rows(self) -> bool:
         """Whether any sequence has a position to plan."""
         return self.num_decoding > 0 or any(each.num_pending for each in self.prefilling)
+
+    @property
+    def waits_for_blocks(self) -> Sequence | None:
+        """Who was the last to be denied admission for want of blocks, if nobody was admitted since.
+
+        It may have ended meanwhile.
+        """
+        return None if self._too_big is None else self._too_big[0]
 
     def decode_rows(self) -> Rows:
         """Return the decode rows; the same object as long as the list is the same."""
@@ -74,6 +100,23 @@ class Running:
         leaves, self._leaves = self._leaves, []
         return leaves
 
+    @property
+    def num_swap_outs(self) -> int:
+        """Blocks that the next plan moves to the host."""
+        return len(self._swap_outs)
+
+    def take_swap_outs(self) -> list[tuple[int, int]]:
+        """Return what is moved to the host since the last plan: (block, host block)."""
+        moved, self._swap_outs = self._swap_outs, []
+        return moved
+
+    def take_replaced(self) -> list[tuple[int, int, int]]:
+        """Return what replaces entries of block tables: (slot, index, block)."""
+        if not self._replaced:
+            return []
+        replaced, self._replaced = self._replaced, {}
+        return [(*place, block) for place, block in replaced.items()]
+
     # ------------------------------------------------------------------------------
     # In
 
@@ -82,26 +125,38 @@ class Running:
         free, running = self.blocks.num_free, self.table.num_running
         if self.table.num_free == 0 or self._is_known_too_big(sequence, free, running):
             return False
-        hits = self._find_prefix(sequence)
-        if self._is_being_computed(sequence, len(hits)):
+        prefix = self._prefixes.find(sequence)
+        if prefix is None:
             return False
+        shared, num_shared = prefix.blocks, len(prefix.blocks)
         total = self.blocks.blocks_for(len(sequence.tokens))
-        wanted = total - len(hits) + self.blocks.num_free_among(hits)
+        wanted = total - num_shared + self.blocks.num_free_among(shared)
         kept_free = headroom(running, self.blocks.block_size, under_pressure=self._under_pressure)
         if wanted + kept_free > free:
             self._too_big = (sequence, free, running)
             return False
         self._too_big = None
-        self.blocks.share(hits)
+        self.blocks.share(shared)
         try:
-            sequence.block_table = hits + self.blocks.allocate(total - len(hits))
+            own = self.blocks.allocate(total - num_shared)
         except BlocksLostError:
-            self.blocks.release(hits)
+            self.blocks.release(shared)
             return False
-        uses = self.blocks.uses
-        sequence.block_uses = {block: uses[block] for block in sequence.block_table}
-        sequence.num_registered = len(hits)
-        sequence.num_planned = sequence.num_computed = len(hits) * self.blocks.block_size
+        if prefix.tail is not None:
+            draft.copies.append((prefix.tail, own[0]))
+        draft.swap_ins += zip(sequence.host_blocks[num_shared:], own, strict=False)
+        is_swapped = bool(sequence.host_blocks)
+        self.forget_swapped(sequence)
+        sequence.block_table = shared + own
+        sequence.block_uses = {block: self.blocks.uses[block] for block in shared + own}
+        self.num_admissions += 1
+        sequence.admission = self.num_admissions
+        if not is_swapped:
+            sequence.rests_on = sequence.admission
+        sequence.num_registered = num_shared
+        sequence.num_planned = prefix.num_tokens
+        # The step that copies or moves may fail yet: nobody is to copy from that before its commit.
+        sequence.num_computed = num_shared * self.blocks.block_size
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.num_planned, sequence.num_prompt_tokens)
         self._enter(sequence, draft, step_id)
@@ -109,15 +164,12 @@ class Running:
 
     def _enter(self, sequence: Sequence, draft: Draft, step_id: int) -> None:
         slot = self.table.take(sequence)
-        self._num_admissions += 1
-        sequence.admission = self._num_admissions
         self.table.length[slot] = sequence.num_planned
         for token_id in sequence.stop_token_ids:
             self.stop_watch[token_id] += 1
         sequence.become(SequenceStatus.PREFILLING, step_id)
         self.prefilling[sequence] = None
-        if self.prefix_cache:
-            self._unregistered[sequence] = None
+        self._prefixes.enter(sequence)
         draft.joins.append(
             Join(
                 slot=slot,
@@ -129,38 +181,6 @@ class Running:
             )
         )
         draft.join_bytes += JOIN_BYTES + 4 * (len(sequence.tokens) + len(sequence.block_table))
-
-    def _find_prefix(self, sequence: Sequence) -> list[int]:
-        """Return the cached blocks a sequence can start from.
-
-        At least one token is always left to compute: its logits are what the sequence needs.
-        """
-        if not self.prefix_cache:
-            return []
-        longest = (len(sequence.tokens) - 1) // self.blocks.block_size
-        return self.blocks.match(
-            sequence.chain.block(index, sequence.tokens) for index in range(longest)
-        )
-
-    def _is_being_computed(self, sequence: Sequence, num_hits: int) -> bool:
-        """Return whether another sequence is about to compute most of what this one would.
-
-        Then it waits for the other's blocks: the samples of one prompt, or a burst of prompts
-        behind one long system prompt, are not all to compute the same tokens side by side.
-        """
-        block_size = self.blocks.block_size
-        pending = len(sequence.tokens) - num_hits * block_size
-        worth_waiting = max(pending // 2, WORTH_WAITING_TOKENS)
-        # Equal keys of a block stand for equal prefixes up to it, so one comparison is enough.
-        number = num_hits + self.blocks.blocks_for(worth_waiting) - 1
-        if number >= (len(sequence.tokens) - 1) // block_size:
-            return False
-        return any(
-            other.num_registered <= number < len(other.tokens) // block_size
-            and other.chain.block(number, other.tokens).key
-            == sequence.chain.block(number, sequence.tokens).key
-            for other in self._unregistered
-        )
 
     def _is_known_too_big(self, sequence: Sequence, free: int, running: int) -> bool:
         if self._too_big is None:
@@ -179,6 +199,7 @@ class Running:
         sequence.become(SequenceStatus.DECODING, step_id)
         self._set_plan_event(sequence, slot)
         self._decoding[slot] = sequence
+        self.groups.enter(slot, sequence.block_table)
         self._rows = None
 
     def extend_tables(self, draft: Draft, step_id: int) -> None:
@@ -235,22 +256,44 @@ class Running:
         """Enter a sequence's full, computed blocks into the prefix index.
 
         Called when a chunk of a prompt is committed, and once more when the sequence leaves: what
-        it writes in between is of use to those who continue its text, not before it ends.
+        it writes in between is of use to those who continue its text, not before it ends. Where
+        another has computed the same meanwhile, its own copy gives way to the index's block.
         Nothing of a sequence that was running at a reset is entered: what it computes later rests
         on what was written before. Nor is anything of one that may have read another's.
         """
-        if not self.prefix_cache or sequence.admission <= self._reset_at:
+        if not self.registers(sequence):
             return
         # A draining sequence may have given up its blocks.
         full = min(sequence.num_computed // self.blocks.block_size, len(sequence.block_table))
         if full > sequence.num_registered and not self.is_intact(sequence):
             return
+        num_replaced = len(self._replaced)
         for number in range(sequence.num_registered, full):
             content = sequence.chain.block(number, sequence.tokens)
-            self.blocks.register(sequence.block_table[number], content)
+            if not self.blocks.register(sequence.block_table[number], content):
+                if len(self._replaced) >= MAX_REPLACED:
+                    break
+                self._exchange(sequence, number, content)
             sequence.num_registered = number + 1
+        if len(self._replaced) > num_replaced and sequence.slot in self._decoding:
+            self.groups.update(sequence.slot, sequence.block_table)
         if sequence.num_computed >= len(sequence.tokens) - 1:
-            self._unregistered.pop(sequence, None)
+            self._prefixes.registered(sequence)
+
+    def _exchange(self, sequence: Sequence, number: int, content: PrefixBlock) -> None:
+        """Hold the index's block instead of a sequence's own copy of the same content."""
+        if sequence.slot is None:
+            return  # It leaves, and gives up the copy.
+        block = self.blocks.exchange(sequence.block_table[number], content)
+        if block is not None:
+            sequence.block_uses.pop(sequence.block_table[number], None)
+            sequence.block_uses[block] = self.blocks.uses[block]
+            sequence.block_table[number] = block
+            self._replaced[sequence.slot, number] = block
+
+    def registers(self, sequence: Sequence) -> bool:
+        """Return whether a running sequence enters what it computes into the prefix index."""
+        return self.prefix_cache and not self._prefixes.is_old(sequence)
 
     def is_intact(self, sequence: Sequence) -> bool:
         """Return whether everything that a sequence holds is still its own."""
@@ -259,26 +302,17 @@ class Running:
             sequence.is_damaged = not self.blocks.is_untouched(table, uses)
         return not sequence.is_damaged
 
-    def quarantine(self, holders: dict[int, int]) -> None:
-        """Take blocks out of use; `holders` says how many running sequences hold each."""
-        self.blocks.quarantine(holders, self._num_admissions)
-
     def end_quarantine(self) -> int:
         """Take blocks back into use that no running sequence can hold; return how many.
 
-        Those who ran when a block went out of use have left, and whoever came later was not given
-        it. What unanswered plans do with it, the ranks do before anything that comes.
+        Nobody who runs was given them; and what unanswered plans do with them, ranks do first.
         """
         first = min((sequence.admission for sequence in self.table.running()), default=None)
         return self.blocks.end_quarantine(first)
 
     def reset_prefix_cache(self) -> int:
-        """Forget every cached prefix; return how many blocks that were.
-
-        Running sequences go on with the blocks they hold, which are free without content after.
-        """
-        self._reset_at = self._num_admissions
-        self._unregistered.clear()  # nobody is to wait for what will not be registered
+        """Forget every cached prefix; return how many blocks that were. Who runs goes on."""
+        self._prefixes.reset(self.num_admissions)
         return self.blocks.forget_all()
 
     # ------------------------------------------------------------------------------
@@ -287,10 +321,12 @@ class Running:
     def leave(self, sequence: Sequence) -> int:
         """Take slot and blocks from a sequence; return how many blocks nobody holds now."""
         self.prefilling.pop(sequence, None)
-        self._unregistered.pop(sequence, None)
         self._draining.pop(sequence, None)
+        self._prefixes.leave(sequence)
         self._stop_decoding(sequence)
-        self._leaves.append(self.table.give_back(sequence))
+        slot = self.table.give_back(sequence)
+        self._leaves.append(slot)
+        self._forget_replaced(slot)
         self.register(sequence)
         for token_id in sequence.stop_token_ids:
             self.stop_watch[token_id] -= 1
@@ -306,11 +342,32 @@ class Running:
         assert sequence.slot is not None, f"preempted without a slot: {sequence.tell()}"
         draft.new_blocks.pop(sequence.slot, None)
         sequence.become(SequenceStatus.PREEMPTED, step_id)
+        self._swap_out(sequence, draft)
         self.leave(sequence)
         sequence.num_planned = 0
         sequence.protected_until = len(sequence.tokens) + PROGRESS_TOKENS
         draft.preempted.append(sequence)
         self._under_pressure = True
+
+    def _swap_out(self, sequence: Sequence, draft: Draft) -> None:
+        """Move what is committed of a sequence to the host, where that is cheaper.
+
+        Its blocks may be given out in the same plan: a rank moves before it computes.
+        """
+        count = self.blocks.blocks_for(sequence.num_computed)
+        if self.swap.pays(sequence.num_computed, count, draft.cost):
+            sequence.host_blocks = self.swap.take(count)
+            sequence.num_swapped = sequence.num_computed
+            self._swap_outs += zip(sequence.block_table, sequence.host_blocks, strict=False)
+
+    def forget_swapped(self, sequence: Sequence) -> None:
+        """Give back the host blocks of a sequence that needs them no more, if it has any.
+
+        The next plan's moves to the host come after this plan's moves from there.
+        """
+        self.swap.give_back(sequence.host_blocks)
+        sequence.host_blocks = []
+        sequence.num_swapped = 0
 
     def _reclaim(self, needy: Sequence, draft: Draft, step_id: int) -> bool:
         """Make sure that a block is free; False if that took the needy sequence's own."""
@@ -336,11 +393,20 @@ class Running:
         """
         for sequence in reversed(self._draining):
             if sequence.block_table:
+                assert sequence.slot is not None, f"drains without a slot: {sequence.tell()}"
                 self.table.sync(sequence)
                 self.register(sequence)
                 self._release_blocks(sequence)
+                self._forget_replaced(sequence.slot)
                 return True
         return False
+
+    def _forget_replaced(self, slot: int) -> None:
+        """Keep from the ranks what they need not know of a slot that reads no block any more."""
+        if self._replaced:
+            self._replaced = {
+                place: block for place, block in self._replaced.items() if place[0] != slot
+            }
 
     def _release_blocks(self, sequence: Sequence) -> int:
         self.is_intact(sequence)  # looked at while it can be seen
@@ -350,4 +416,5 @@ class Running:
 
     def _stop_decoding(self, sequence: Sequence) -> None:
         if sequence.slot is not None and self._decoding.pop(sequence.slot, None) is not None:
+            self.groups.leave(sequence.slot)
             self._rows = None

@@ -23,6 +23,7 @@ from protocol.messages import (
     CacheStats,
     EngineFacts,
     FinishReason,
+    QueuePositions,
     StepPlan,
     StepResult,
 )
@@ -34,12 +35,14 @@ from scheduler.planned_step import PlannedStep
 from scheduler.planner import Planner
 from scheduler.policy import Policy
 from scheduler.prefix import PrefixChain, PrefixHasher, TokenArray
+from scheduler.queue_positions import MAX_POSITIONS, position_reports
 from scheduler.roster import Roster
 from scheduler.running import Running
 from scheduler.self_check import SelfCheck
 from scheduler.sequence import Sequence, SequenceKey, SequenceStatus
 from scheduler.slot_table import SlotTable
 from scheduler.stats import Counters
+from scheduler.swap_space import SwapSpace
 from scheduler.waiting_queue import WaitingQueue
 
 
@@ -79,8 +82,13 @@ class Scheduler:
         # Every running sequence may have a row in every step, so there are no more of them than
         # the budget has tokens.
         self._table = SlotTable(min(facts.slots, policy.budget))
+        self.swap_space = SwapSpace(facts.host_blocks, facts.swap_block_s)
         self._running = Running(
-            self._table, self.block_manager, facts.vocab_size, prefix_cache=prefix_key is not None
+            self._table,
+            self.block_manager,
+            self.swap_space,
+            facts.vocab_size,
+            prefix_cache=prefix_key is not None,
         )
         self._queue = WaitingQueue(max_waiting_requests, max_waiting_tokens)
         self._roster = Roster()
@@ -103,6 +111,11 @@ class Scheduler:
     def waiting_tokens(self) -> int:
         """Tokens those have to prefill."""
         return self._queue.num_tokens
+
+    @property
+    def admitted_tokens(self) -> int:
+        """Tokens that have waited and been admitted since the start."""
+        return self._queue.admitted_tokens
 
     @property
     def num_running(self) -> int:
@@ -153,6 +166,10 @@ class Scheduler:
     def last_step_id(self) -> int:
         """Id of the newest plan; 0 before the first."""
         return self._last_step_id
+
+    def queue_positions(self) -> list[tuple[bytes, QueuePositions]]:
+        """Return what frontends are to be told of where their sequences wait."""
+        return position_reports(self._queue.take_places(MAX_POSITIONS))
 
     def next_deadline(self) -> float | None:
         """Return when `expire` has something to do, or None."""
@@ -239,6 +256,7 @@ class Scheduler:
         self.counters.finished += 1
         if not was_running:
             self._queue.remove(sequence)
+            self._running.forget_swapped(sequence)
             return 0
         self._running.relieve()
         return self._running.leave(sequence)

@@ -49,7 +49,7 @@ class SelfCheck:
     def audit(self) -> list[str]:
         """Return one sentence for everything that does not fit together; change nothing."""
         sequences = self._running.table.running()
-        holdings = [_holding(each, self._tell(each)) for each in sequences]
+        holdings = [self._holding(each, self._tell(each)) for each in sequences]
         problems = self._running.blocks.audit(self._hasher, holdings)
         return problems + self._problems_of_sequences(sequences)
 
@@ -65,7 +65,8 @@ class SelfCheck:
         foreign = {finding.block for finding in findings if finding.is_foreign}
         if findings:
             held = Counter(chain.from_iterable(each.block_table for each in sequences))
-            self._running.quarantine({finding.block: held[finding.block] for finding in findings})
+            holders = {finding.block: held[finding.block] for finding in findings}
+            blocks.quarantine(holders, self._running.num_admissions)
         harmed: list[Sequence] = []
         for sequence in [*sequences, *self._queue.sequences()]:
             sequence.is_damaged |= not foreign.isdisjoint(sequence.block_table)
@@ -80,9 +81,16 @@ class SelfCheck:
         hashed = range(self._next_hashed, min(self._next_hashed + HASHED_BLOCKS, blocks.num_blocks))
         self._next_hashed = hashed.stop % blocks.num_blocks
         findings = blocks.find_keys(self._hasher, hashed)
-        if not blocks.is_sound([_holding(each, "") for each in sequences]):
-            findings += blocks.find([_holding(each, self._tell(each)) for each in sequences])
+        if not blocks.is_sound([self._holding(each, "") for each in sequences]):
+            findings += blocks.find([self._holding(each, self._tell(each)) for each in sequences])
         return findings
+
+    def _holding(self, sequence: Sequence, name: str) -> Holding:
+        """Return what a running sequence believes to hold."""
+        num_registered = min(sequence.num_registered, len(sequence.block_table))
+        content = sequence.chain.blocks(num_registered, sequence.tokens)
+        exchanges = self._running.registers(sequence)
+        return Holding(name, sequence.block_table, content, sequence.block_uses, exchanges)
 
     def _tell(self, sequence: Sequence) -> str:
         self._running.table.sync(sequence)
@@ -97,6 +105,7 @@ class SelfCheck:
         problems += [f"runs unplanned: {each.tell()}" for each in running if not each.is_running]
         if sum(len(each.tokens) for each in waiting) != self._queue.num_tokens:
             problems.append("the waiting queue's token count is wrong")
+        problems += self._running.swap.audit([each.host_blocks for each in waiting])
         watched = sum(len(each.stop_token_ids) for each in running)
         if int(self._running.stop_watch.sum()) != watched:
             problems.append("the watch for stop tokens does not fit the running sequences")
@@ -126,10 +135,3 @@ class CheckTimer:
         self._last = ended
         self._least_s = LEAST_TIMES_APART * (ended - started)
         self._is_checked = True
-
-
-def _holding(sequence: Sequence, name: str) -> Holding:
-    """Return what a running sequence believes to hold."""
-    num_registered = min(sequence.num_registered, len(sequence.block_table))
-    content = sequence.chain.blocks(num_registered, sequence.tokens)
-    return Holding(name, sequence.block_table, content, sequence.block_uses)

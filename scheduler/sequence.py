@@ -19,6 +19,12 @@ from scheduler.prefix import PrefixChain, TokenArray
 STORY_LENGTH = 12
 """Events of a sequence that are kept for the message of an internal error."""
 
+MAX_PASSES = 8
+"""Admissions of younger sequences that one bears before it has aged."""
+
+AGED_URGENCY = 1 << 31
+"""Above every priority."""
+
 
 class SequenceStatus(enum.Enum):
     """Where a sequence is in its life."""
@@ -109,11 +115,23 @@ class Sequence:
     num_computed: int = 0
     """Positions whose keys and values are in the cache, as far as committed steps tell."""
     num_registered: int = 0
-    """Blocks of the table that the prefix index knows, or that were found there."""
+    """Blocks of the table that others may share: the prefix index knows them, or they came from
+    it or from another sample."""
+    host_blocks: list[int] = field(default_factory=list)
+    """Where its blocks are while it waits, if they were moved to the host."""
+    num_swapped: int = 0
+    """Positions that those hold."""
     cached_tokens: int | None = None
-    """Prompt tokens found by prefix lookup when it was first admitted; None before."""
+    """Prompt tokens it did not have to compute when it was first admitted; None before."""
     admission: int = 0
     """Number of its newest admission, counted over all sequences; 0 before the first."""
+    rests_on: int = 0
+    """Number of the admission whose computation it goes on with: an earlier one if its blocks were
+    moved to the host meanwhile."""
+    passes: int = 0
+    """Admissions of younger ones counted against it, while it had tokens to prefill."""
+    is_place_told: bool = False
+    """Its frontend knows its place in the queue, and not yet that it has left it."""
     protected_until: int = 0
     """Number of tokens up to which it is not preempted again if another can be."""
     story: deque[Event] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
@@ -136,7 +154,17 @@ class Sequence:
     @property
     def rank(self) -> tuple[int, int]:
         """Sorts sequences from the first to be served to the first to be preempted."""
-        return (-self.priority, self.arrival)
+        return (-self.urgency, self.arrival)
+
+    @property
+    def has_aged(self) -> bool:
+        """Whether it has been passed over so often that it comes before all that have not."""
+        return self.passes >= MAX_PASSES
+
+    @property
+    def urgency(self) -> int:
+        """Its priority, as long as it has not aged."""
+        return AGED_URGENCY if self.has_aged else self.priority
 
     def natural_end(self) -> FinishReason | None:
         """Return why it ends with its newest output token; None if it goes on."""

@@ -14,7 +14,7 @@ class Counters:
     prefill_tokens: int = 0
     """Known tokens planned in chunks."""
     lookup_tokens: int = 0
-    """Prompt tokens that first admissions looked up in the prefix index."""
+    """Prompt tokens of first admissions: these were looked up."""
     cached_tokens: int = 0
     """Those of them that were found instead of being computed."""
     resumed_lookup_tokens: int = 0
@@ -22,9 +22,9 @@ class Counters:
     resumed_cached_tokens: int = 0
     """Those of them that were found. Kept apart: mostly they are the sequence's own."""
     shared_blocks: int = 0
-    """Blocks that admissions found held by another sequence."""
+    """Blocks that were found held by another sequence."""
     revived_blocks: int = 0
-    """Blocks that admissions found free, but with their content."""
+    """Blocks that were found free, but with their content."""
     evicted_blocks: int = 0
     """Blocks whose content was forgotten because they were needed."""
     quarantines: int = 0
@@ -34,6 +34,10 @@ class Counters:
     dropped_tokens: int = 0
     """Tokens that came for a sequence which had left its slot."""
     preemptions: int = 0
+    swapped_out: int = 0
+    """Blocks moved to the host."""
+    swapped_in: int = 0
+    """Blocks moved back."""
     finished: int = 0
     """Sequences that had their terminal reason, aborted ones included."""
 
@@ -80,5 +84,7 @@ class StatsLine:
             f"evicted={counters.evicted_blocks - before.evicted_blocks} "
             f"steps={steps} step_ms={computing_s * 1e3 / max(1, steps):.1f} "
             f"finished={counters.finished - before.finished} "
-            f"preempted={counters.preemptions - before.preemptions}"
+            f"preempted={counters.preemptions - before.preemptions} "
+            f"swapped={counters.swapped_out - before.swapped_out}"
+            f"/{counters.swapped_in - before.swapped_in}"
         )

@@ -21,6 +21,13 @@ ENOUGH = 16
 """Timed steps with chunks before anything is predicted."""
 
 
+FURTHER = 2
+"""How many times as many tokens as a timed step with chunks had are believed to cost what the fit
+says; beyond that it is a guess."""
+
+SURPRISE = 1.25
+"""How many times as long as predicted a step takes that makes the fit stale at once."""
+
 PRIOR_WEIGHT = 1e-5
 """Of what was believed before, against that of a timed step."""
 
@@ -53,6 +60,10 @@ class StepCost:
             + self.read_s * work.num_read
             + self.pair_s * work.num_pairs
         )
+
+    def chunk_seconds(self, start: int, count: int) -> float:
+        """Return how much longer a step is for a chunk of `count` tokens from `start` on."""
+        return self.token_s * count + self.pair_s * chunk_pairs(start, count)
 
     def tokens_within(self, seconds: float, start: int) -> int:
         """Return how many tokens of a chunk from position `start` on can be added in `seconds`.
@@ -125,16 +136,33 @@ class StepCostModel:
         self._mixed = _Window()
         self._cost: StepCost | None = None
         self._coefficients: NDArray[np.float64] | None = None
+        self._most_tokens = 0
         self._is_stale = False
+
+    @property
+    def trusted_tokens(self) -> int:
+        """Tokens of a step with chunks up to which `current` is to be believed.
+
+        A fit to small steps says little of large ones: so steps grow as their cost is seen to.
+        """
+        return FURTHER * self._most_tokens
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Remember how long a step took."""
         if seconds <= 0:
             return
-        window = self._mixed if work.num_pairs else self._decodes
-        window.add(work, seconds)
-        # A refit costs as much as several steps do, so it waits for news of what it is for.
-        self._is_stale = self._is_stale or (window is self._mixed and window.count % ENOUGH == 0)
+        if not work.num_pairs:
+            self._decodes.add(work, seconds)
+            return
+        self._mixed.add(work, seconds)
+        # A refit costs as much as several steps do, so it waits for news: enough of it, a step
+        # larger than any before, or one that took longer than it should have.
+        is_news = self._mixed.count % ENOUGH == 0
+        if self._cost is not None:
+            is_news = is_news or work.num_tokens > self._most_tokens
+            is_news = is_news or seconds > SURPRISE * self._cost.seconds(work)
+        self._most_tokens = max(self._most_tokens, work.num_tokens)
+        self._is_stale = self._is_stale or is_news
 
     def current(self) -> StepCost | None:
         """Return what is known; None before enough steps with chunks have been timed."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 from protocol.messages import EngineFacts
+from worker.checksum import NUM_LAYERS
 from worker.checksum_runner import BACK_END, ChecksumRunner
 from worker.config import WorkerConfig
 from worker.faults import Faults
@@ -12,7 +13,9 @@ from worker.runner import StepRunner
 
 FAKE_BLOCK_SIZE = 16
 FAKE_NUM_BLOCKS = 8192
-"""2 MiB of words."""
+"""2 MiB of words; of host blocks there are as many at most."""
+FAKE_SWAP_BLOCK_S = 0.0
+"""Moving words is always cheaper than hashing them again."""
 FAKE_MAX_NUM_SEQS = 64
 FAKE_MAX_MODEL_LEN = 8192
 FAKE_VOCAB_SIZE = 32_000
@@ -32,6 +35,11 @@ def build_runner(config: WorkerConfig) -> StepRunner:
     return build_model_runner(config)
 
 
+def _fake_host_blocks(config: WorkerConfig) -> int:
+    block_bytes = 8 * NUM_LAYERS * (config.block_size or FAKE_BLOCK_SIZE)
+    return min(int(config.swap_space_gib * 2**30) // block_bytes, FAKE_NUM_BLOCKS)
+
+
 def _fake_runner(config: WorkerConfig) -> ChecksumRunner:
     """Return a checksum runner of the model's sizes, or of made-up ones without a model."""
     max_model_len, vocab_size = FAKE_MAX_MODEL_LEN, FAKE_VOCAB_SIZE
@@ -46,6 +54,8 @@ def _fake_runner(config: WorkerConfig) -> ChecksumRunner:
         slots=config.max_num_seqs or FAKE_MAX_NUM_SEQS,
         max_model_len=config.max_model_len or max_model_len,
         vocab_size=vocab_size,
+        host_blocks=_fake_host_blocks(config),
+        swap_block_s=FAKE_SWAP_BLOCK_S,
     )
     faults = None if config.faults == Faults() else config.faults
     try:

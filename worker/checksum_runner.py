@@ -59,9 +59,13 @@ class ChecksumRunner:
             block_size=facts.block_size,
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
+            host_blocks=facts.host_blocks,
         )
         self._cache: UInt64Array = np.zeros(
             (facts.num_blocks, facts.block_size, NUM_LAYERS), dtype=np.uint64
+        )
+        self._host: UInt64Array = np.zeros(
+            (facts.host_blocks, facts.block_size, NUM_LAYERS), dtype=np.uint64
         )
         self._weights = position_weights(facts.max_model_len)
         self._last_tokens: Int32Array = np.zeros(facts.slots, dtype=np.int32)
@@ -78,6 +82,8 @@ class ChecksumRunner:
         return FinishedStep(self._execute(self._table.apply(plan)))
 
     def _execute(self, rows: StepRows) -> StepOutput:
+        # First, as it needs no memory: whoever has left this step's rows must not lose its blocks.
+        self._host[rows.swap_outs[:, 1]] = self._cache[rows.swap_outs[:, 0]]
         try:
             if self._injector:
                 self._injector.before_step(rows.step_id)
@@ -97,6 +103,7 @@ class ChecksumRunner:
             self._num_top[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         for source, target in rows.copies.tolist():
             self._cache[target] = self._cache[source]
+        self._cache[rows.swap_ins[:, 1]] = self._host[rows.swap_ins[:, 0]]
 
         slots, positions = rows.decode_slots, rows.decode_positions
         blocks, offsets = np.divmod(positions, self._facts.block_size)

@@ -176,6 +176,8 @@ def no_rows() -> StepRows:
         num_rows=0,
         leaves=nothing,
         joins=(),
+        swap_outs=nothing.reshape(0, 2),
+        swap_ins=nothing.reshape(0, 2),
         copies=nothing.reshape(0, 2),
         new_blocks=nothing.reshape(0, 3),
         decode_rows=nothing,

@@ -11,6 +11,7 @@ DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
 MAX_RANKS = 1024
+MAX_SWAP_GIB = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,13 @@ class WorkerConfig:
     gpu_memory_utilization: float = field(
         default=0.9, metadata={"help": "share of the GPU's memory to use"}
     )
+    swap_space_gib: float = field(
+        default=0.0,
+        metadata={
+            "help": "GiB of host memory for preempted sequences' blocks",
+            "flag": "--swap-space",
+        },
+    )
     enforce_eager: bool = field(default=False, metadata={"help": "no CUDA graphs"})
     threads: int | None = field(
         default=None, metadata={"help": "CPU threads; default: cores divided by --tp"}
@@ -93,6 +101,8 @@ class WorkerConfig:
             )
         if not 0.1 <= self.step_timeout_s <= 86_400:
             raise ValueError(f"--step-timeout {self.step_timeout_s:g} must be 0.1 to 86400")
+        if not 0 <= self.swap_space_gib <= MAX_SWAP_GIB:
+            raise ValueError(f"--swap-space {self.swap_space_gib:g} must be 0 to {MAX_SWAP_GIB}")
         _require_range("--block-size", self.block_size, 1, 65_536)
         _require_range("--num-blocks", self.num_blocks, 1, 2**31 - 2)
         _require_range("--max-num-seqs", self.max_num_seqs, 1, 65_536)

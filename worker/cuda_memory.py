@@ -76,6 +76,8 @@ def worst_batch(cache: KVCache, *, num_tokens: int, max_model_len: int) -> Forwa
         num_rows=len(counts),
         leaves=nothing,
         joins=(),
+        swap_outs=nothing.reshape(0, 2),
+        swap_ins=nothing.reshape(0, 2),
         copies=nothing.reshape(0, 2),
         new_blocks=nothing.reshape(0, 3),
         decode_rows=nothing,

@@ -88,17 +88,24 @@ class KVCache:
         """The block that no sequence holds."""
         return self.num_blocks
 
+    def block(self, block: int) -> Tensor:
+        """Return a view of one block in all layers."""
+        return self.data.select(self._block_dim, block)
+
     def clear_blocks(self, blocks: Iterable[int]) -> None:
         """Zero blocks."""
         for block in blocks:
-            self.data.select(self._block_dim, block).zero_()
+            self.block(block).zero_()
+
+    def clear_tail(self, block: int, first: int) -> None:
+        """Zero a block from its position `first` on."""
+        tail = self.block(block)
+        tail.narrow(self._block_dim, first, self.shape.block_size - first).zero_()
 
     def copy_blocks(self, copies: Sequence[Sequence[int]]) -> None:
         """Copy blocks, (source, target) after (source, target), in this order."""
         for source, target in copies:
-            self.data.select(self._block_dim, target).copy_(
-                self.data.select(self._block_dim, source)
-            )
+            self.block(target).copy_(self.block(source))
 
 
 def cpu_num_blocks(block_bytes: int, *, tp: int, available_bytes: int) -> int:

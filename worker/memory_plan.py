@@ -23,6 +23,8 @@ GRAPH_BYTES = 12 * _MIB
 """What the driver keeps of one captured step of a few hundred kernels."""
 GRAPH_POOL_BYTES = 256 * _MIB
 """Activations of the largest captured step, all but its logits."""
+LOGIT_BYTES = 4
+"""Logits are float32 on a GPU, whatever the model's dtype."""
 DRIVER_BYTES = 600 * _MIB
 """A CUDA context and the code of its kernels, estimated."""
 
@@ -79,14 +81,11 @@ class MemoryPlan:
         )
 
 
-def graph_reserve(num_graphs: int, max_rows: int, vocab_size: int, item_bytes: int) -> int:
-    """Return the bytes to keep for graphs of up to `max_rows` rows; 0 without graphs.
-
-    `item_bytes` are those of a logit.
-    """
+def graph_reserve(num_graphs: int, max_rows: int, vocab_size: int) -> int:
+    """Return the bytes to keep for graphs of up to `max_rows` rows; 0 without graphs."""
     if not num_graphs:
         return 0
-    return GRAPH_POOL_BYTES + num_graphs * GRAPH_BYTES + max_rows * vocab_size * item_bytes
+    return GRAPH_POOL_BYTES + num_graphs * GRAPH_BYTES + max_rows * vocab_size * LOGIT_BYTES
 
 
 def weight_count(model: ModelConfig, *, tp: int) -> int:
@@ -129,14 +128,14 @@ def estimate_memory(
         3 * model.intermediate_size // tp, 2 * query + 2 * key_value
     )
     tokens = max(max_num_batched_tokens, max_num_seqs)
-    logits = max_num_seqs * model.vocab_size
+    logits = max_num_seqs * model.vocab_size * LOGIT_BYTES
     return MemoryPlan(
         total=total,
         utilization=utilization,
         weights=weight_count(model, tp=tp) * item_bytes,
-        workspace=(tokens * per_token + logits) * item_bytes,
+        workspace=tokens * per_token * item_bytes + logits,
         other=DRIVER_BYTES,
-        graphs=graph_reserve(num_graphs, max_num_seqs, model.vocab_size, item_bytes),
+        graphs=graph_reserve(num_graphs, max_num_seqs, model.vocab_size),
         block_bytes=2 * model.num_layers * key_value * block_size * item_bytes,
     )
 

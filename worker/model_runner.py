@@ -32,6 +32,7 @@ from worker.decode_inputs import DecodeInputs
 from worker.failed_slots import FailedSlots
 from worker.graph_sizes import CHUNK_TOKENS, decode_buckets
 from worker.graph_store import GraphStore
+from worker.host_blocks import HostBlocks
 from worker.kv_cache import KVCache
 from worker.models.causal_lm import CausalLM
 from worker.result_copies import HostResults, ResultCopies
@@ -68,11 +69,13 @@ class ModelRunner:
         tp: int,
         min_rows: int,
         device: torch.device,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
         """`sampling` has a slot more than `facts`: rows that fill up a graph's bucket use it."""
         self._model = model
         self._attention = attention
         self._cache = cache
+        self._host_blocks = host_blocks
         self._facts = facts
         self._tp = tp
         self._device = device
@@ -82,6 +85,7 @@ class ModelRunner:
             block_size=facts.block_size,
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
+            host_blocks=facts.host_blocks,
         )
         self._builder = BatchBuilder(
             block_size=facts.block_size,
@@ -139,6 +143,9 @@ class ModelRunner:
         """Apply a plan and start to compute its rows."""
         self._failed.take_effect(plan.step_id)
         rows = self._table.apply(plan)
+        if self._host_blocks is not None:
+            # First, as it needs no memory: whoever is not in this step must not lose its blocks.
+            self._host_blocks.move_out(rows.swap_outs.tolist())
         try:
             with torch.inference_mode():
                 return self._launch(rows)
@@ -147,7 +154,8 @@ class ModelRunner:
                 raise
             if self._tp > 1:
                 raise ProcessError(f"Step {rows.step_id} ran out of memory.") from error
-            for slot in rows.slots:
+            # A slot without a row may have been given a block that the device's table lacks now.
+            for slot in {*rows.slots, *rows.new_blocks[:, 0].tolist()}:
                 self._table.fail(slot, ErrorCode.OUT_OF_MEMORY)
             return FinishedStep(out_of_memory_output(rows))
 
@@ -155,6 +163,8 @@ class ModelRunner:
         if rows.joins:
             self._sampling.join(rows.joins, [self._params(slot) for slot in rows.joins])
         self._cache.copy_blocks(rows.copies.tolist())
+        if self._host_blocks is not None:
+            self._host_blocks.move_in(rows.swap_ins.tolist())
         if self._graphs is not None:
             changed = changed_blocks(
                 rows.joins,

@@ -17,6 +17,7 @@ from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
 from worker.cuda_memory import measure_worst_step
 from worker.graph_sizes import max_num_graphs
+from worker.host_blocks import HostBlocks
 from worker.kv_cache import (
     KVCache,
     KVCacheShape,
@@ -108,6 +109,8 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         "cache blocks=%d block_size=%d bytes=%d", num_blocks, shape.block_size, cache.data.nbytes
     )
     attention = build_attention(choice.name, cache, heads.query.size)
+    num_host_blocks = int(config.swap_space_gib * 2**30) // shape.block_bytes(dtype)
+    host_blocks = _host_blocks(cache, num_host_blocks) if num_host_blocks else None
     facts = EngineFacts(
         rank=config.rank,
         back_end=choice.name,
@@ -116,6 +119,8 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         slots=slots,
         max_model_len=max_model_len,
         vocab_size=model_config.vocab_size,
+        host_blocks=num_host_blocks,
+        swap_block_s=host_blocks.measure() if host_blocks else 0.0,
     )
     runner = ModelRunner(
         model,
@@ -128,10 +133,23 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         tp=config.tp,
         min_rows=fewest_rows(device, dtype),
         device=device,
+        host_blocks=host_blocks,
     )
     if cuda_sampler and isinstance(attention, PagedAttention) and not config.enforce_eager:
         runner.capture_graphs(attention, cuda_sampler.draw)
     return runner
+
+
+def _host_blocks(cache: KVCache, num_blocks: int) -> HostBlocks:
+    """Set host memory aside. Raises ConfigError if there is too little."""
+    needed = num_blocks * cache.block(cache.pad_block).nbytes
+    available = available_memory_bytes()
+    if needed > available:
+        raise ConfigError(
+            f"--swap-space: {num_blocks} blocks need {needed / (1 << 30):.1f} GiB a rank, and "
+            f"{available / (1 << 30):.1f} GiB of memory are free; lower it."
+        )
+    return HostBlocks(cache, num_blocks)
 
 
 def _cuda_sampler(
@@ -302,10 +320,7 @@ def _num_blocks(
         workspace=measured.workspace,
         other=measured.other,
         graphs=graph_reserve(
-            max_num_graphs(slots) if has_graphs else 0,
-            slots,
-            model_config.vocab_size,
-            dtype.itemsize,
+            max_num_graphs(slots) if has_graphs else 0, slots, model_config.vocab_size
         ),
         block_bytes=block_bytes,
     )

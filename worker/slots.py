@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import Join, SamplingParams, StepPlan
+from worker.prefix_groups import find_fault
 from worker.step_rows import Chunk, Int32Array, StepRows, int32_view
 
 NEVER = np.int32(2**31 - 1)
@@ -34,9 +35,17 @@ class SlotTable:
     """
 
     def __init__(
-        self, *, slots: int, num_blocks: int, block_size: int, max_model_len: int, vocab_size: int
+        self,
+        *,
+        slots: int,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        vocab_size: int,
+        host_blocks: int = 0,
     ) -> None:
         self._num_slots = slots
+        self._num_host_blocks = host_blocks
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._max_model_len = max_model_len
@@ -64,9 +73,10 @@ class SlotTable:
         self._step_id = 0
         self._decode_slots: Int32Array = int32_view(b"")
         self._decode_rows: Int32Array = int32_view(b"")
+        self._groups: Int32Array = int32_view(b"").reshape(-1, 3)
 
     def apply(self, plan: StepPlan) -> StepRows:
-        """Apply a plan's leaves, joins, block copies and new blocks; return the step's rows.
+        """Apply a plan's leaves, joins, moves, copies and new blocks; return the step's rows.
 
         Raises ProtocolError naming step and slot when the plan does not fit the table. The table
         is then of no further use.
@@ -74,16 +84,24 @@ class SlotTable:
         self._step_id = plan.step_id
         leaves = int32_view(plan.leaves)
         copies = int32_view(plan.copies).reshape(-1, 2)
+        swap_outs = int32_view(plan.swap_outs).reshape(-1, 2)
+        swap_ins = int32_view(plan.swap_ins).reshape(-1, 2)
         new_blocks = int32_view(plan.new_blocks).reshape(-1, 3)
         chunk_rows: list[list[int]] = int32_view(plan.chunks).reshape(-1, 4).tolist()
 
         self._leave(leaves.tolist())
         self._join(plan.joins, {slot: start for slot, start, _, _ in chunk_rows})
         self._check_blocks("a block copy", copies.ravel())
+        self._check_swaps(swap_outs[:, 0], swap_outs[:, 1])
+        self._check_swaps(swap_ins[:, 1], swap_ins[:, 0])
         self._extend(new_blocks)
 
         if plan.decode is not None:
             self._set_decode_list(int32_view(plan.decode))
+        if plan.groups is not None:
+            self._groups = int32_view(plan.groups).reshape(-1, 3)
+        if plan.groups is not None or plan.decode is not None:
+            self._check_groups()
         positions = self._advance_decode()
         num_decode = len(self._decode_slots)
         chunks = self._advance_chunks(chunk_rows, first_row=num_decode)
@@ -96,6 +114,8 @@ class SlotTable:
             leaves=leaves,
             joins=tuple(join.slot for join in plan.joins),
             copies=copies,
+            swap_outs=swap_outs,
+            swap_ins=swap_ins,
             new_blocks=new_blocks,
             decode_rows=self._decode_rows,
             decode_slots=self._decode_slots,
@@ -184,15 +204,22 @@ class SlotTable:
             if self.params[slot] is None:
                 self._refuse(slot, "gets a new block but is free")
             held = int(self.num_blocks_held[slot])
-            if index != held:
+            if not 0 <= index <= held:
                 self._refuse(slot, f"gets a new block at index {index} but holds {held}")
             if index >= self.block_tables.shape[1]:
                 self._refuse(slot, f"gets more than {self.block_tables.shape[1]} blocks")
             if not 0 <= block < self._num_blocks:
                 self._refuse(slot, f"gets block {block}; blocks are 0 to {self._num_blocks - 1}")
+            length = int(self.lengths[slot])
+            if index < held and length < (index + 1) * self._block_size:
+                # It will write there, and nothing that it writes may lie in two tables.
+                self._refuse(
+                    slot, f"gets another block at index {index} but its length is {length}"
+                )
             self.block_tables[slot, index] = block
-            self.num_blocks_held[slot] = held + 1
-            self._set_capacity(slot, held + 1)
+            if index == held:
+                self.num_blocks_held[slot] = held + 1
+                self._set_capacity(slot, held + 1)
 
     def _set_capacity(self, slot: int, held: int) -> None:
         self._capacities[slot] = min(held * self._block_size, self._max_model_len)
@@ -210,6 +237,14 @@ class SlotTable:
                 self._refuse(int(uses.argmax()), "decodes twice")
         self._decode_slots = slots
         self._decode_rows = np.arange(len(slots), dtype=np.int32)
+
+    def _check_groups(self) -> None:
+        if len(self._groups):
+            fault = find_fault(
+                self._groups, self._decode_slots, self.lengths, self.block_tables, self._block_size
+            )
+            if fault is not None:
+                self._refuse(fault.slot, fault.what)
 
     def _advance_decode(self) -> Int32Array:
         """Return the positions of the decode rows and add one to their lengths."""
@@ -297,6 +332,16 @@ class SlotTable:
         if len(blocks) and (blocks.min() < 0 or blocks.max() >= self._num_blocks):
             raise ProtocolError(
                 f"step {self._step_id}: {what} names a block outside 0 to {self._num_blocks - 1}"
+            )
+
+    def _check_swaps(self, blocks: Int32Array, host_blocks: Int32Array) -> None:
+        self._check_blocks("a move to or from the host", blocks)
+        if len(host_blocks) and not (
+            0 <= host_blocks.min() <= host_blocks.max() < self._num_host_blocks
+        ):
+            raise ProtocolError(
+                f"step {self._step_id}: a move names a host block that is not below "
+                f"{self._num_host_blocks}"
             )
 
     def _refuse_position(self, slot: int, position: int) -> NoReturn:

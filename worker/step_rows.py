@@ -57,6 +57,10 @@ class StepRows:
     """[leaves] slots given up."""
     joins: tuple[int, ...]
     """Slots taken."""
+    swap_outs: Int32Array
+    """[moved, 2] (block, host block), to be done before the copies."""
+    swap_ins: Int32Array
+    """[moved, 2] (host block, block), to be done after them."""
     copies: Int32Array
     """[copies, 2] (source block, target block), to be done in this order."""
     new_blocks: Int32Array

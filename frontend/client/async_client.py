@@ -19,7 +19,7 @@ from frontend.client.client import (
 )
 from frontend.client.errors import ClientUseError
 from frontend.client.requests import Params, Prompt, Prompts, build_request
-from frontend.client.results import Delta, Ended, Generation
+from frontend.client.results import Event, Generation
 from frontend.client.window import FIRST_WINDOW, window_for
 from protocol.messages import SamplingParams, StatusReply
 
@@ -83,14 +83,23 @@ class AsyncClient:
         *,
         on_result: Callable[[Generation], object] | None = None,
         return_errors: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
         timeout_s: float = GENERATE_TIMEOUT_S,
     ) -> list[Generation]:
         """Generate from one prompt or many, and return the results in the order of the prompts.
 
         As `Client.generate`; calls of several tasks share the engine.
         """
-        batch = Batch(prompts, params, on_result=on_result, return_errors=return_errors)
-        events: asyncio.Queue[Delta | Ended] = asyncio.Queue()
+        batch = Batch(
+            prompts,
+            params,
+            on_result=on_result,
+            return_errors=return_errors,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
+        events: asyncio.Queue[Event] = asyncio.Queue()
         link = self._connected()
         try:
             batch.submit(link.session, events.put_nowait)
@@ -105,11 +114,18 @@ class AsyncClient:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        on_position: Callable[[int], object] | None = None,
         timeout_s: float = STREAM_TIMEOUT_S,
     ) -> AsyncStream:
         """Generate from one prompt and return its output as it is made. As `Client.stream`."""
-        request = build_request(prompt, params, stream=True)
-        return AsyncStream(self._connected(), prompt, request, timeout_s=timeout_s)
+        request = build_request(
+            prompt, params, stream=True, priority=priority, deadline_s=deadline_s
+        )
+        return AsyncStream(
+            self._connected(), prompt, request, on_position=on_position, timeout_s=timeout_s
+        )
 
     async def abort(
         self, request_id: int | None = None, *, timeout_s: float = REPLY_TIMEOUT_S

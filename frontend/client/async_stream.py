@@ -1,12 +1,13 @@
 """One request's output while it is made, for an asyncio reader."""
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from frontend.client.async_link import AsyncLink
 from frontend.client.requests import Prompt
-from frontend.client.results import Delta, Ended, Generation, GenerationBuilder
+from frontend.client.results import Delta, Event, Generation, GenerationBuilder, Queued
 from protocol.messages import Generate
 
 
@@ -16,18 +17,27 @@ class AsyncStream:
         async for delta in client.stream("Once upon a time"):
             print(delta.text, end="")
 
-    Raises RequestError if the request is refused or fails, EngineTimeoutError if no delta comes
-    for timeout_s seconds, EngineGoneError if the engine ends.
+    Raises RequestError if the request is refused or fails, EngineTimeoutError if neither a delta
+    nor a new position in the queue comes for timeout_s seconds, EngineGoneError if the engine ends.
     """
 
     def __init__(
-        self, link: AsyncLink, prompt: Prompt, request: Generate, *, timeout_s: float
+        self,
+        link: AsyncLink,
+        prompt: Prompt,
+        request: Generate,
+        *,
+        on_position: Callable[[int], object] | None,
+        timeout_s: float,
     ) -> None:
         """Sends the request; use `AsyncClient.stream`."""
+        self.queue_position: int | None = None
+        """In the engine's queue, as it last said: 1 is the next, 0 admitted; None: not known."""
+        self._on_position = on_position
         self._has_ended = True
         self._link = link
         self._timeout_s = timeout_s
-        self._events: asyncio.Queue[Delta | Ended] = asyncio.Queue()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._builder = GenerationBuilder(0, prompt, request.params.n)
         self.request_id = link.session.submit(request, self._events.put_nowait)
         self._has_ended = False
@@ -36,19 +46,23 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Delta:
-        if self._has_ended:
-            raise StopAsyncIteration
-        try:
-            event = await self._link.next_event(self._events, self._timeout_s)
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(event, Delta):
-            self._builder.add(event)
-            return event
-        self._has_ended = True
-        if event.error is not None:
-            raise event.error
+        while not self._has_ended:
+            try:
+                event = await self._link.next_event(self._events, self._timeout_s)
+            except BaseException:
+                self.close()
+                raise
+            if isinstance(event, Delta):
+                self._builder.add(event)
+                return event
+            if isinstance(event, Queued):
+                self.queue_position = event.position
+                if self._on_position is not None:
+                    self._on_position(event.position)
+                continue
+            self._has_ended = True
+            if event.error is not None:
+                raise event.error
         raise StopAsyncIteration
 
     def result(self) -> Generation:

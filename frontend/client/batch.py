@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from frontend.client.requests import Params, Prompts, build_requests, list_prompts
-from frontend.client.results import Delta, Ended, Generation, GenerationBuilder
+from frontend.client.results import Delta, Event, Generation, GenerationBuilder, Queued
 from frontend.client.session import RequestSink, Session
 from protocol.errors import RequestError
 
@@ -18,10 +18,14 @@ class Batch:
         *,
         on_result: Callable[[Generation], object] | None,
         return_errors: bool,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> None:
         """Raises RequestError for prompts or parameters that no engine could take."""
         self._prompts = list_prompts(prompts)
-        self._requests = build_requests(self._prompts, params, stream=False)
+        self._requests = build_requests(
+            self._prompts, params, stream=False, priority=priority, deadline_s=deadline_s
+        )
         self._on_result = on_result
         self._return_errors = return_errors
         self._builders: dict[int, GenerationBuilder] = {}
@@ -39,12 +43,14 @@ class Batch:
             prompt = self._prompts[index]
             self._builders[request_id] = GenerationBuilder(index, prompt, request.params.n)
 
-    def take(self, event: Delta | Ended) -> None:
+    def take(self, event: Event) -> None:
         """Take in what came to the sink.
 
         Raises the error a request ended with, unless it is to be returned. What ends a request
         alone can be returned; what ends the engine cannot.
         """
+        if isinstance(event, Queued):
+            return
         if isinstance(event, Delta):
             self._builders[event.request_id].add(event)
             return

@@ -10,7 +10,7 @@ from frontend.client.address import resolve_address
 from frontend.client.batch import Batch
 from frontend.client.link import Link
 from frontend.client.requests import Params, Prompt, Prompts, build_request
-from frontend.client.results import Delta, Ended, Generation
+from frontend.client.results import Event, Generation
 from frontend.client.stream import Stream
 from frontend.client.window import FIRST_WINDOW, window_for
 from protocol.messages import SamplingParams, StatusReply
@@ -80,6 +80,8 @@ class Client:
         *,
         on_result: Callable[[Generation], object] | None = None,
         return_errors: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
         timeout_s: float = GENERATE_TIMEOUT_S,
     ) -> list[Generation]:
         """Generate from one prompt or many, and return the results in the order of the prompts.
@@ -89,12 +91,24 @@ class Client:
         results of a long run, or to show progress. A request that the engine has no room for is
         tried again.
 
+        `priority`: requests of a higher one run first; 32 bits, 0 by default. `deadline_s`: seconds
+        from when the engine gets a request until all its samples have ended, above 0 and at most a
+        week; None: any. A sample that is not finished then has the finish reason TIMEOUT and what
+        it came to. What waits in the client for its turn has not begun to count.
+
         Raises RequestError for the first prompt that is refused or fails, and aborts the others;
         with `return_errors`, its result carries the error instead and the others go on. Raises
         EngineTimeoutError if no result comes for timeout_s seconds, and EngineGoneError.
         """
-        batch = Batch(prompts, params, on_result=on_result, return_errors=return_errors)
-        events: deque[Delta | Ended] = deque()
+        batch = Batch(
+            prompts,
+            params,
+            on_result=on_result,
+            return_errors=return_errors,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
+        events: deque[Event] = deque()
         with self._link.reserved():
             try:
                 with self._link.session() as session:
@@ -113,15 +127,23 @@ class Client:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        on_position: Callable[[int], object] | None = None,
         timeout_s: float = STREAM_TIMEOUT_S,
     ) -> Stream:
         """Generate from one prompt and return its output as it is made.
 
-        Requests of one client start in the order in which they were asked for. Raises RequestError
-        for a prompt that no engine could take; all else is raised by the stream.
+        `priority` and `deadline_s` are those of `generate`. `on_position` is called, while the
+        stream is waited for, with the request's position in the engine's queue whenever it has
+        changed: 1 is the next to be admitted, 0 means that it has been. Requests of one client are
+        sent in the order in which they were asked for. Raises RequestError for a prompt that no
+        engine could take; all else is raised by the stream.
         """
-        request = build_request(prompt, params, stream=True)
-        return Stream(self._link, prompt, request, timeout_s=timeout_s)
+        request = build_request(
+            prompt, params, stream=True, priority=priority, deadline_s=deadline_s
+        )
+        return Stream(self._link, prompt, request, on_position=on_position, timeout_s=timeout_s)
 
     def abort(self, request_id: int | None = None, *, timeout_s: float = REPLY_TIMEOUT_S) -> None:
         """End a stream's request, or all of this client's, and wait until the engine has.

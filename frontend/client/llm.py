@@ -43,6 +43,7 @@ class LLM:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         gpu_memory_utilization: float = 0.9,
+        swap_space_gib: float = 0.0,
         load_format: Literal["auto", "dummy"] = "auto",
         attention: Literal["auto", "flash-attn", "fa3", "triton", "torch"] = "auto",
         enforce_eager: bool = False,
@@ -89,6 +90,7 @@ class LLM:
                     "--max-num-seqs": max_num_seqs,
                     "--max-num-batched-tokens": max_num_batched_tokens,
                     "--gpu-memory-utilization": gpu_memory_utilization,
+                    "--swap-space": swap_space_gib,
                     "--load-format": load_format,
                     "--attention": attention,
                     "--enforce-eager": enforce_eager,
@@ -130,6 +132,8 @@ class LLM:
         progress: bool = True,
         on_result: Callable[[Generation], object] | None = None,
         return_errors: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
         timeout_s: float = GENERATE_TIMEOUT_S,
     ) -> list[Generation]:
         """Generate from one prompt or many, and return the results in the order of the prompts.
@@ -151,6 +155,8 @@ class LLM:
                     params,
                     on_result=count,
                     return_errors=return_errors,
+                    priority=priority,
+                    deadline_s=deadline_s,
                     timeout_s=timeout_s,
                 )
             except EngineGoneError as error:
@@ -169,6 +175,8 @@ class LLM:
         *,
         progress: bool = True,
         return_errors: bool = False,
+        priority: int = 0,
+        deadline_s: float | None = None,
         timeout_s: float = GENERATE_TIMEOUT_S,
     ) -> list[Generation]:
         """Answer one chat or many: lists of messages, each with a role and content.
@@ -180,6 +188,8 @@ class LLM:
             params,
             progress=progress,
             return_errors=return_errors,
+            priority=priority,
+            deadline_s=deadline_s,
             timeout_s=timeout_s,
         )
 

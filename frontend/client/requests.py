@@ -25,6 +25,7 @@ Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 _MAX_MESSAGES = 1024
 _MAX_ROLE_LENGTH = 64
 _PARAM_FIELDS = msgspec.structs.fields(SamplingParams)
+_FIELD_TYPES = {spec.name: spec.type for spec in msgspec.structs.fields(Generate)}
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_params = msgspec.msgpack.Decoder(SamplingParams).decode
@@ -50,35 +51,62 @@ def list_chats(chats: Chat | Sequence[Chat]) -> list[Prompt]:
     return listed
 
 
-def build_requests(prompts: Sequence[Prompt], params: Params, *, stream: bool) -> list[Generate]:
+def build_requests(
+    prompts: Sequence[Prompt],
+    params: Params,
+    *,
+    stream: bool,
+    priority: int = 0,
+    deadline_s: float | None = None,
+) -> list[Generate]:
     """Return a request for each prompt, numbered 0: whoever sends it numbers it.
 
     `stream`: whether output is wanted while it is made. Raises RequestError.
     """
+    _check_field("priority", priority)
+    _check_field("deadline_s", deadline_s)
     requests = []
     for index, its_params in enumerate(_params_for_each(params, len(prompts))):
         name = f"prompts[{index}]" if len(prompts) > 1 else "prompt"
-        requests.append(_build(name, prompts[index], its_params, stream=stream))
+        requests.append(
+            Generate(
+                request_id=0,
+                params=its_params,
+                stream=stream,
+                priority=priority,
+                deadline_s=deadline_s,
+                **_prompt_field(name, prompts[index]),
+            )
+        )
     return requests
 
 
-def build_request(prompt: Prompt, params: SamplingParams | None, *, stream: bool) -> Generate:
+def build_request(
+    prompt: Prompt,
+    params: SamplingParams | None,
+    *,
+    stream: bool,
+    priority: int = 0,
+    deadline_s: float | None = None,
+) -> Generate:
     """Return a request for one prompt, numbered 0. Raises RequestError."""
-    (request,) = build_requests([prompt], params, stream=stream)
+    (request,) = build_requests(
+        [prompt], params, stream=stream, priority=priority, deadline_s=deadline_s
+    )
     return request
 
 
-def _build(name: str, prompt: Prompt, params: SamplingParams, *, stream: bool) -> Generate:
+def _prompt_field(name: str, prompt: Prompt) -> dict[str, Any]:
+    """Return the field of `Generate` that holds a prompt, by its name. Raises RequestError."""
     if isinstance(prompt, str):
         _check_text(name, prompt)
-        return Generate(request_id=0, prompt=prompt, params=params, stream=stream)
+        return {"prompt": prompt}
     items = _list(name, prompt)
     if not items:
         raise _invalid(name, "is empty: give some text, at least one token id or one message")
     if isinstance(items[0], ChatMessage | Mapping):
-        messages = _chat_messages(name, items)
-        return Generate(request_id=0, prompt=messages, params=params, stream=stream)
-    return Generate(request_id=0, prompt_ids=_pack(name, items), params=params, stream=stream)
+        return {"prompt": _chat_messages(name, items)}
+    return {"prompt_ids": _pack(name, items)}
 
 
 def _list(name: str, value: object) -> list[Any]:
@@ -164,6 +192,18 @@ def _params_for_each(params: Params, count: int) -> list[SamplingParams]:
     return each
 
 
+def _check_field(name: str, value: object) -> None:
+    """Refuse what a field of `Generate` does not hold. Raises RequestError."""
+    try:
+        msgspec.convert(value, _FIELD_TYPES[name])
+    except msgspec.ValidationError as error:
+        raise _invalid(name, _why(value, error)) from error
+
+
+def _why(value: object, error: msgspec.ValidationError) -> str:
+    return f"is {value!r:.80}: {str(error)[0].lower()}{str(error)[1:]}"
+
+
 def _check_params(name: str, params: SamplingParams) -> None:
     """Refuse parameters that the engine could not decode. Raises RequestError naming the field."""
     try:
@@ -177,8 +217,7 @@ def _explain_params(name: str, params: SamplingParams) -> RequestError:
         try:
             msgspec.convert(value, spec.type)
         except msgspec.ValidationError as error:
-            why = f"is {value!r:.80}: {str(error)[0].lower()}{str(error)[1:]}"
-            return _invalid(f"{spec.name} of {name}", why, param=spec.name)
+            return _invalid(f"{spec.name} of {name}", _why(value, error), param=spec.name)
     return _invalid(f"stop of {name}", "holds half a surrogate pair", param="stop")
 
 

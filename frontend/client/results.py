@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from frontend.client.requests import Prompt
 from protocol.columns import unpack_float32, unpack_int32
@@ -37,6 +38,19 @@ class Ended:
     request_id: int
     error: EngineError | None = None
     """Why it failed; None if every sample has a finish reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """Where a request waits that has no output yet."""
+
+    request_id: int
+    position: int
+    """1: the next to be admitted; 0: it has been."""
+
+
+Event: TypeAlias = Delta | Ended | Queued
+"""What comes of a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

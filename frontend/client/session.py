@@ -8,7 +8,8 @@ function that sends a frame, and is told of frames that came. What comes of a re
 request's own *sink*, so however calls overlap, none sees another's results. A sink only stores.
 
 Rules:
-- Of each request a sink gets deltas, then exactly one `Ended`.
+- Of each request a sink gets deltas, then exactly one `Ended`. Before the first delta it may be
+  told where the request waits.
 - At most `window` sequences are at the engine; what is submitted beyond waits here, in order.
 - A request fails as a whole: an error of one sample ends it, and aborts the others.
 - An abort ends a request for its caller at once. Its place in the window is free again when the
@@ -28,7 +29,8 @@ from typing import TypeAlias, assert_never
 import msgspec
 
 from frontend.client.errors import EngineGoneError
-from frontend.client.results import Delta, Ended, read_output
+from frontend.client.results import Delta, Ended, Event, Queued, read_output
+from protocol.columns import unpack_int32, unpack_int64
 from protocol.connection import Codec, Connection
 from protocol.errors import EngineError, ErrorCode, ProtocolError, RequestError
 from protocol.messages import (
@@ -44,6 +46,7 @@ from protocol.messages import (
     Hello,
     Output,
     Ping,
+    QueuePositions,
     Resend,
     Reset,
     ResetCache,
@@ -60,7 +63,7 @@ class Failed:
     error: EngineError
 
 
-RequestSink: TypeAlias = Callable[[Delta | Ended], object]
+RequestSink: TypeAlias = Callable[[Event], object]
 StatusSink: TypeAlias = Callable[[StatusReply | Failed], object]
 ResetSink: TypeAlias = Callable[[CacheReset | Failed], object]
 HelloSink: TypeAlias = Callable[[Hello | Failed], object]
@@ -229,6 +232,8 @@ class Session:
             case Output():
                 self._is_served = True
                 self._take_output(message)
+            case QueuePositions():
+                self._take_positions(message)
             case AbortAck():
                 self._is_served = True
                 self._take_ack(message)
@@ -311,12 +316,22 @@ class Session:
                 self._end(request, None)
                 self._leave(request)
 
+    def _take_positions(self, message: QueuePositions) -> None:
+        positions = unpack_int32(message.positions)
+        for request_id, position in zip(unpack_int64(message.requests), positions, strict=True):
+            request = self._requests.get(request_id)
+            if request is not None and not (request.is_ended or request.has_output):
+                request.sink(Queued(request_id=request_id, position=position))
+
     def _take_error(self, request: _Request, error: ErrorInfo) -> None:
         is_refused = error.code is ErrorCode.OVERLOADED and not request.has_output
         if is_refused and request.may_repeat:
             request.must_repeat = True
         else:
-            self._end(request, RequestError(error.code, error.message, param=error.param))
+            failure = RequestError(
+                error.code, error.message, param=error.param, retry_after_s=error.retry_after_s
+            )
+            self._end(request, failure)
         if request.open_samples:
             self._tell_to_abort(request)
         else:

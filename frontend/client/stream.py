@@ -1,12 +1,13 @@
 """One request's output while it is made, for a blocking reader."""
 
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from frontend.client.link import Link
 from frontend.client.requests import Prompt
-from frontend.client.results import Delta, Ended, Generation, GenerationBuilder
+from frontend.client.results import Delta, Event, Generation, GenerationBuilder, Queued
 from protocol.messages import Generate
 
 
@@ -16,15 +17,26 @@ class Stream:
         for delta in client.stream("Once upon a time"):
             print(delta.text, end="")
 
-    Raises RequestError if the request is refused or fails, EngineTimeoutError if no delta comes
-    for timeout_s seconds, EngineGoneError if the engine ends.
+    Raises RequestError if the request is refused or fails, EngineTimeoutError if neither a delta
+    nor a new position in the queue comes for timeout_s seconds, EngineGoneError if the engine ends.
     """
 
-    def __init__(self, link: Link, prompt: Prompt, request: Generate, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        link: Link,
+        prompt: Prompt,
+        request: Generate,
+        *,
+        on_position: Callable[[int], object] | None,
+        timeout_s: float,
+    ) -> None:
         """Sends the request; use `Client.stream`."""
+        self.queue_position: int | None = None
+        """In the engine's queue, as it last said: 1 is the next, 0 admitted; None: not known."""
+        self._on_position = on_position
         self._link = link
         self._timeout_s = timeout_s
-        self._events: deque[Delta | Ended] = deque()
+        self._events: deque[Event] = deque()
         self._builder = GenerationBuilder(0, prompt, request.params.n)
         self._has_ended = True
         with link.session() as session:
@@ -35,8 +47,22 @@ class Stream:
         return self
 
     def __next__(self) -> Delta:
-        if self._has_ended:
-            raise StopIteration
+        while not self._has_ended:
+            event = self._next_event()
+            if isinstance(event, Delta):
+                self._builder.add(event)
+                return event
+            if isinstance(event, Queued):
+                self.queue_position = event.position
+                if self._on_position is not None:
+                    self._on_position(event.position)
+                continue
+            self._has_ended = True
+            if event.error is not None:
+                raise event.error
+        raise StopIteration
+
+    def _next_event(self) -> Event:
         with self._link.reserved():
             try:
                 if not self._events:
@@ -44,14 +70,7 @@ class Stream:
             except BaseException:
                 self.close()
                 raise
-            event = self._events.popleft()
-        if isinstance(event, Delta):
-            self._builder.add(event)
-            return event
-        self._has_ended = True
-        if event.error is not None:
-            raise event.error
-        raise StopIteration
+            return self._events.popleft()
 
     def result(self) -> Generation:
         """Return what has come so far, put together; all of it once the stream has ended."""

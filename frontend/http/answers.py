@@ -1,11 +1,12 @@
 """Answering: whole, or as a stream of server-sent events.
 
-A stream's status is only sent with its first token, or after some silence: so what fails before is
-a plain HTTP error, and no event comes before there is something to say. What fails later is an
-event with an error, then `[DONE]`. A client that leaves ends its request.
+A stream's status is only sent with its first token, or when it has waited for a while: so what
+fails before is a plain HTTP error, and no event comes before there is something to say. What fails
+later is an event with an error, then `[DONE]`. A client that leaves ends its request.
 """
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 from starlette.responses import Response
@@ -18,6 +19,8 @@ from frontend.http.errors import HttpError, ending_to_http, error_body, to_http
 from frontend.http.schemas import StreamOptions
 from protocol.messages import FinishReason
 
+QUEUED_S = 1.0
+"""Silence after which a comment tells a request that waits of its new position in the queue."""
 KEEPALIVE_S = 15.0
 """Silence after which a comment is sent, so that nobody on the way gives up on the connection."""
 CLIENT_CLOSED_REQUEST = 499
@@ -27,7 +30,10 @@ CLIENT_CLOSED_REQUEST = 499
 async def answer_whole(
     receive: Receive, choices: Choices, dialect: Dialect, headers: dict[str, str]
 ) -> Response:
-    """Return the whole answer once all choices have ended. Raises HttpError if one fails."""
+    """Return the whole answer once all choices have ended.
+
+    Raises HttpError if one fails, or if time runs out before any has a token.
+    """
     finished = [FinishedChoice(logprobs=[], token_ids=[]) for _ in range(choices.count)]
     left = choices.count
     try:
@@ -43,6 +49,8 @@ async def answer_whole(
                         left -= 1
                 if client.is_gone:
                     return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if not any(choice.token_ids for choice in finished):
+            _refuse_timeout(choice.finish_reason for choice in finished)
         answer = dialect.answer(finished, choices.usage())
         return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
     finally:
@@ -65,6 +73,7 @@ class EventStream:
         self._headers = headers
         self._left = choices.count
         self._silence = _Silence(choices)
+        self._told_position: int | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the stream. Raises HttpError if it fails before its first byte."""
@@ -76,7 +85,7 @@ class EventStream:
             self._choices.close()
 
     async def _stream(self, client: ClientWatch, send: Send) -> None:
-        news = await self._first_news()
+        news = await self._first_news(client)
         if client.is_gone:
             return
         await send(self._start())
@@ -92,19 +101,36 @@ class EventStream:
             if self._left == 0:
                 await self._send(send, [*events, self._end()], is_last=True)
                 return
-            if events or self._silence.is_due:
-                await self._send(send, events or [b": keepalive\n\n"], is_last=False)
+            if events or self._has_comment():
+                await self._send(send, events or [self._comment()], is_last=False)
             news = await self._choices.take()
             if client.is_gone:
                 return
 
-    async def _first_news(self) -> list[ChoiceDelta]:
+    async def _first_news(self, client: ClientWatch) -> list[ChoiceDelta]:
         """Wait for the first deltas, or for long enough. Raises HttpError if one is a failure."""
         news = await self._choices.take()
-        for _, delta in news:
-            if delta.is_last:
-                ended_well(delta)
+        while not (news or client.is_gone or self._has_comment()):
+            news = await self._choices.take()
+        ends = [ended_well(delta) for _, delta in news if delta.is_last]
+        if not any(delta.token_ids for _, delta in news):
+            _refuse_timeout(ends)
         return news
+
+    def _has_comment(self) -> bool:
+        """Return whether it is time to say something although nothing was made."""
+        position = self._choices.queue_position
+        if position and position != self._told_position:
+            if self._silence.lasts(QUEUED_S):
+                return True
+            self._silence.remind(QUEUED_S)
+        return self._silence.lasts(KEEPALIVE_S)
+
+    def _comment(self) -> bytes:
+        self._told_position = self._choices.queue_position
+        if not self._told_position:
+            return b": keepalive\n\n"
+        return b": queued position=%d\n\n" % self._told_position
 
     def _start(self) -> dict[str, object]:
         headers = {
@@ -148,22 +174,33 @@ class _Silence:
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()
         self._timer = self._loop.call_later(KEEPALIVE_S, self._check)
+        self._reminder: asyncio.TimerHandle | None = None
 
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to say something."""
-        return self._loop.time() - self._since >= KEEPALIVE_S
+    def lasts(self, seconds: float) -> bool:
+        """Return whether it has lasted for so long."""
+        return self._loop.time() - self._since >= seconds
+
+    def remind(self, seconds: float) -> None:
+        """Nudge once it has lasted for so long."""
+        if self._reminder is None:
+            self._reminder = self._loop.call_at(self._since + seconds, self._nudge)
 
     def end_now(self) -> None:
         """Start counting anew."""
         self._since = self._loop.time()
 
     def stop(self) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
         self._timer.cancel()
+        if self._reminder is not None:
+            self._reminder.cancel()
+
+    def _nudge(self) -> None:
+        self._reminder = None
+        self._choices.nudge()
 
     def _check(self) -> None:
-        if self.is_due:
+        if self.lasts(KEEPALIVE_S):
             self._choices.nudge()
         wait = self._since + KEEPALIVE_S - self._loop.time()
         self._timer = self._loop.call_later(wait if wait > 0 else KEEPALIVE_S, self._check)
@@ -183,3 +220,9 @@ def ended_well(delta: SampleDelta) -> FinishReason:
     if delta.finish_reason not in FINISH_REASONS:
         raise ending_to_http(delta.finish_reason or FinishReason.ABORT)
     return delta.finish_reason
+
+
+def _refuse_timeout(ends: Iterable[FinishReason]) -> None:
+    """Raise HttpError if one of these ends, of choices without tokens, is a timeout."""
+    if FinishReason.TIMEOUT in ends:
+        raise ending_to_http(FinishReason.TIMEOUT)

@@ -14,13 +14,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from frontend.engine_client import EngineClient
-from frontend.generation import GenerationRequest
+from frontend.generation import DeadlineError, GenerationRequest, deadline_after
 from frontend.http.answers import EventStream, answer_whole
 from frontend.http.body import Fields, read_fields
 from frontend.http.choices import start_choices
 from frontend.http.dialects import ChatDialect, CompletionDialect, Dialect
 from frontend.http.edge import Edge, error_response
-from frontend.http.errors import HttpError, invalid, to_http
+from frontend.http.errors import HttpError, ending_to_http, invalid, to_http
 from frontend.http.keys import ApiKeys
 from frontend.http.openapi import document
 from frontend.http.replies import (
@@ -54,7 +54,7 @@ from frontend.text.text_model import TextModel
 from frontend.vocabulary import Vocabulary
 from protocol.columns import unpack_int32
 from protocol.errors import ErrorCode, RequestError
-from protocol.messages import PROTOCOL_VERSION, CacheStats, EngineFacts
+from protocol.messages import PROTOCOL_VERSION, CacheStats, EngineFacts, FinishReason
 from protocol.validation import validate_prompt
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -106,6 +106,8 @@ class Api:
             prompt=chat_messages(body.messages),
             params=params,
             cache_domain=cache_domain(request.scope["cache_domain"], body.cache_salt),
+            priority=body.priority,
+            deadline=deadline_after(time.monotonic(), body.deadline_s),
         )
         dialect = ChatDialect(
             self._model,
@@ -124,12 +126,15 @@ class Api:
         params = completion_params(body)
         prompts = completion_prompts(body.prompt, body.n)
         domain = cache_domain(request.scope["cache_domain"], body.cache_salt)
+        deadline = deadline_after(time.monotonic(), body.deadline_s)
         generations = [
             GenerationRequest(
                 prompt=prompt,
                 params=params,
                 default_max_tokens=DEFAULT_COMPLETION_TOKENS,
                 cache_domain=domain,
+                priority=body.priority,
+                deadline=deadline,
             )
             for prompt in prompts
         ]
@@ -286,6 +291,7 @@ def build_app(engine: EngineClient, model: str, keys: ApiKeys | None) -> ASGIApp
         exception_handlers={
             HttpError: _on_http_error,
             RequestError: _on_request_error,
+            DeadlineError: _on_deadline,
             HTTPException: _on_routing_error,
             Exception: _on_bug,
         },
@@ -305,6 +311,10 @@ async def _on_request_error(request: Request, error: Exception) -> Response:  # 
         raise error
     log.warning("refused code=%s: %s", error.code.name, error.message)
     return error_response(to_http(error))
+
+
+async def _on_deadline(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return error_response(ending_to_http(FinishReason.TIMEOUT))
 
 
 async def _on_routing_error(request: Request, error: Exception) -> Response:

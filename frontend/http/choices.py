@@ -37,15 +37,21 @@ class Choices:
         self._first_index: dict[int, int] = {}
         self.count = 0
         """How many choices there are."""
+        self.queue_position: int | None = None
+        """Of the first to be admitted, at the last `take`; 0: one has been; None: not known."""
+        self._positions: dict[int, int] = {}
         for request in requests:
             self._first_index[request.request_id] = self.count
             self.count += len(request.samples)
 
     async def take(self) -> list[ChoiceDelta]:
-        """Wait for news; nothing after a nudge."""
+        """Wait for news; nothing after a nudge, or if only the position has changed."""
+        deltas = await self._queue.take()
+        self._positions |= self._queue.take_positions()
+        self.queue_position = min(self._positions.values(), default=None)
         return [
             ChoiceDelta(self._first_index[delta.request_id] + delta.sample, delta)
-            for delta in await self._queue.take()
+            for delta in deltas
         ]
 
     def nudge(self) -> None:

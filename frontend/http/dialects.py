@@ -26,8 +26,12 @@ from frontend.http.replies import (
 from frontend.vocabulary import Vocabulary
 from protocol.messages import FinishReason, Usage
 
-FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-"""The ends that are answers."""
+FINISH_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TIMEOUT: "timeout",
+}
+"""The ends that are answers. A timeout is one if there are tokens: as far as it came."""
 
 
 class FinishedChoice(msgspec.Struct, kw_only=True):

@@ -14,6 +14,7 @@ from protocol.errors import ErrorCode, RequestError
 from protocol.messages import ErrorInfo, FinishReason
 
 RETRY_AFTER_S = 1
+"""Where nothing is known of when a request may pass."""
 
 
 class Answer(NamedTuple):
@@ -39,9 +40,15 @@ ANSWERS: Mapping[ErrorCode, Answer] = {
     ErrorCode.INTERNAL: Answer(500, "server_error", "internal_error"),
 }
 
-_ENDINGS = {
-    FinishReason.ABORT: ("The engine aborted the request.", "aborted"),
-    FinishReason.TIMEOUT: ("The request's time ran out.", "timeout"),
+_ENDINGS: Mapping[FinishReason, tuple[str, Answer]] = {
+    FinishReason.ABORT: (
+        "The engine aborted the request.",
+        Answer(503, "server_error", "aborted"),
+    ),
+    FinishReason.TIMEOUT: (
+        "The request's time, deadline_s, ran out before its first token.",
+        Answer(504, "server_error", "timeout"),
+    ),
 }
 
 
@@ -92,7 +99,8 @@ def invalid(param: str, what: str) -> RequestError:
 def to_http(error: RequestError | ErrorInfo) -> HttpError:
     """Return a failure of the engine client's as HTTP."""
     answer = ANSWERS[error.code]
-    retry = {"Retry-After": str(RETRY_AFTER_S)} if answer.status in (429, 503) else None
+    retry_after_s = error.retry_after_s or RETRY_AFTER_S
+    retry = {"Retry-After": str(retry_after_s)} if answer.status in (429, 503) else None
     return HttpError(
         answer.status,
         error.message,
@@ -104,9 +112,11 @@ def to_http(error: RequestError | ErrorInfo) -> HttpError:
 
 
 def ending_to_http(reason: FinishReason) -> HttpError:
-    """Return an end that is no answer (an abort, a timeout) as HTTP."""
-    message, code = _ENDINGS[reason]
-    return HttpError(503, message, type="server_error", code=code)
+    """Return an end that is no answer (an abort, a timeout without tokens) as HTTP."""
+    message, answer = _ENDINGS[reason]
+    # OpenAI's client would try again what has used up the time it was given.
+    headers = {"x-should-retry": "false"} if reason is FinishReason.TIMEOUT else None
+    return HttpError(answer.status, message, type=answer.type, code=answer.code, headers=headers)
 
 
 def error_body(error: HttpError) -> bytes:

@@ -44,7 +44,6 @@ ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (0,),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (-1,),
-    "priority": (0,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
@@ -91,6 +90,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """Give each choice's output token ids beside its text, the token that ended it included."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     """Keeps this request's prefix-cache blocks to requests with the same salt."""
+    priority: int = 0
+    """Higher runs first. (vLLM's lower runs first.)"""
+    deadline_s: float | None = None
+    """Seconds from the arrival of the body by which the answer ends, if need be unfinished."""
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 
 import msgspec
 import pytest
@@ -12,10 +13,11 @@ from frontend.client_endpoint import ClientEndpoint
 from frontend.engine_client import EngineClient
 from frontend.seeds import SeedSource
 from protocol.channels import AsyncRouter
-from protocol.columns import pack_int32, unpack_float32, unpack_int32
+from protocol.columns import pack_int32, pack_int64, unpack_float32, unpack_int32, unpack_int64
 from protocol.connection import Codec, Connection
 from protocol.errors import ErrorCode
 from protocol.messages import (
+    PROTOCOL_VERSION,
     Abort,
     AbortAck,
     AbortState,
@@ -29,6 +31,7 @@ from protocol.messages import (
     Hello,
     Output,
     Ping,
+    QueuePositions,
     Reset,
     ResetCache,
     Role,
@@ -560,7 +563,7 @@ def test_other_roles_and_versions_are_told_ours(bench, fields):
         return [await client.receive() for _ in range(2)], len(bench.endpoint._sessions)
 
     (hello, reset), sessions = bench(use)
-    assert hello.protocol_version == 2
+    assert hello.protocol_version == PROTOCOL_VERSION
     assert isinstance(reset, Reset)
     assert sessions == 0
 
@@ -580,3 +583,69 @@ def test_the_end_of_all_reaches_clients(bench):
     refused, ended = bench(use)
     assert (refused.request_id, refused.error.code) == (2, ErrorCode.NOT_READY)
     assert (ended.request_id, ended.error.code) == (1, ErrorCode.NOT_READY)
+
+
+def test_a_turn_is_passed_on_and_its_time_counts_from_the_receipt(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        before = time.monotonic()
+        client.send(
+            Generate(
+                request_id=1, prompt_ids=PROMPT, params=SamplingParams(), priority=4, deadline_s=2
+            )
+        )
+        (sequence,) = await bench.sequences(1)
+        return sequence, before, time.monotonic()
+
+    sequence, before, after = bench(use)
+    assert sequence.priority == 4
+    assert before + 2 <= sequence.deadline <= after + 2
+
+
+def test_time_that_runs_out_before_the_start_ends_every_sample_with_timeout(bench):
+    async def use(bench):
+        async def tokenize(text):
+            await asyncio.sleep(30)
+
+        bench.engine._text.tokenize = tokenize
+        client = bench.client()
+        await client.hello()
+        params = SamplingParams(n=2)
+        client.send(Generate(request_id=1, prompt="hello", params=params, deadline_s=0.02))
+        outputs = [await client.receive() for _ in range(2)]
+        client.send(Generate(request_id=1, prompt_ids=PROMPT, params=SamplingParams()))
+        await bench.sequences(1)
+        return outputs
+
+    outputs = bench(use)
+    assert [(each.sample, each.finish_reason, each.error) for each in outputs] == [
+        (0, FinishReason.TIMEOUT, None),
+        (1, FinishReason.TIMEOUT, None),
+    ]
+
+
+def test_positions_of_requests_that_stream_are_passed_on_by_the_clients_numbers(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        for request_id, stream in ((41, True), (42, False), (43, True)):
+            params = SamplingParams()
+            client.send(
+                Generate(request_id=request_id, prompt_ids=PROMPT, params=params, stream=stream)
+            )
+        first, second, third = await bench.sequences(3)
+        positions = QueuePositions(
+            requests=pack_int64([each.request_id for each in (first, second, third)]),
+            positions=pack_int32([1, 2, 3]),
+        )
+        bench.engine.take_positions(positions)
+        message = await client.receive()
+        bench.tokens(first, [5], first=0)
+        return message, await client.receive()
+
+    message, output = bench(use)
+    assert isinstance(message, QueuePositions)
+    assert unpack_int64(message.requests) == [41, 43]
+    assert unpack_int32(message.positions) == [1, 3]
+    assert isinstance(output, Output)

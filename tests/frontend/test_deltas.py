@@ -86,3 +86,14 @@ def test_an_error_ends_a_sample():
     error = ErrorInfo(code=ErrorCode.NUMERIC, message="x")
     assert delta("", error=error).is_last
     assert not delta("").is_last
+
+
+def test_positions_wake_the_reader_and_the_newest_is_kept():
+    async def main():
+        queue = DeltaQueue()
+        queue.put_position(1, 5)
+        queue.put_position(2, 6)
+        queue.put_position(1, 4)
+        return await queue.take(), queue.take_positions(), queue.take_positions()
+
+    assert asyncio.run(main()) == ([], {1: 4, 2: 6}, {})

@@ -1,17 +1,18 @@
 """Requests against a scheduler and a text process that do what a test says."""
 
 import asyncio
+import time
 
 import msgspec
 import pytest
 
 from frontend.deltas import DeltaQueue
 from frontend.engine_client import EngineClient
-from frontend.generation import GenerationRequest
+from frontend.generation import DeadlineError, GenerationRequest
 from frontend.seeds import SeedSource
 from frontend.text.text_model import TextModel
 from frontend.vocabulary import WordlessVocabulary
-from protocol.columns import pack_int32, unpack_int32
+from protocol.columns import pack_int32, pack_int64, unpack_int32
 from protocol.errors import ErrorCode, ProcessError, RequestError
 from protocol.messages import (
     Abort,
@@ -22,6 +23,7 @@ from protocol.messages import (
     ChatMessage,
     FinishReason,
     Ping,
+    QueuePositions,
     SamplingParams,
 )
 from tests.frontend.conftest import FACTS, DeskText, make_deltas
@@ -140,6 +142,38 @@ def test_a_refusal_leaves_nothing_behind(bench, prompt, params, code, param):
     error, sent, live = bench(use)
     assert (error.code, error.param) == (code, param)
     assert (sent, live) == ([], 0)
+
+
+def test_priority_and_deadline_are_every_samples(bench):
+    async def use(bench):
+        deadline = time.monotonic() + 50
+        request = GenerationRequest(
+            prompt="hello", params=SamplingParams(n=2), priority=3, deadline=deadline
+        )
+        bench.engine.start(await bench.engine.prepare(request), bench.queue)
+        again = [sample.resumed() for sample in bench.engine._requests[1].samples]
+        return deadline, bench.sequences(), again
+
+    deadline, *sequences = bench(use)
+    for each in sequences:
+        assert [(sequence.priority, sequence.deadline) for sequence in each] == [(3, deadline)] * 2
+
+
+@pytest.mark.parametrize("left_s", [-1.0, 0.02])
+def test_time_that_runs_out_while_the_text_process_has_the_prompt(bench, left_s):
+    async def use(bench):
+        async def tokenize(text):
+            await asyncio.sleep(30)
+
+        bench.engine._text.tokenize = tokenize
+        request = GenerationRequest(
+            prompt="hello", params=SamplingParams(), deadline=time.monotonic() + left_s
+        )
+        with pytest.raises(DeadlineError):
+            await bench.engine.prepare(request)
+        return bench.sent, bench.engine.num_live_requests
+
+    assert bench(use) == ([], 0)
 
 
 def test_samples_are_sequences_and_end_on_their_own(bench):
@@ -367,6 +401,80 @@ def test_progress_and_pings(bench, monkeypatch):
         return answers, bench.engine.waiting_requests, bench.engine.cache
 
     assert bench(use) == ([True, False, True], 5, CacheStats(free_blocks=7))
+
+
+FULL = Ping(
+    waiting_requests=4, waiting_tokens=40, max_waiting_requests=4, max_waiting_tokens=99,
+    retry_after_s=12,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ping"),
+    [
+        ("hello", FULL),
+        ([ChatMessage(role="user", content="hello")], FULL),
+        (PROMPT, FULL),
+        ("hello", msgspec.structs.replace(FULL, max_waiting_requests=9, waiting_tokens=99)),
+        (PROMPT, msgspec.structs.replace(FULL, max_waiting_requests=9, waiting_tokens=97)),
+    ],
+    ids=["text", "chat", "ids", "text by tokens", "ids by tokens"],
+)
+def test_a_queue_that_is_known_to_be_full_refuses_before_tokenizing(bench, prompt, ping):
+    async def use(bench):
+        jobs = []
+        bench.engine._text.tokenize = bench.engine._text.render = jobs.append
+        bench.engine.take_ping(ping)
+        with pytest.raises(RequestError) as caught:
+            await bench.start(prompt)
+        return caught.value, jobs, bench.sent
+
+    error, jobs, sent = bench(use)
+    assert (error.code, error.retry_after_s) == (ErrorCode.OVERLOADED, 12)
+    assert (jobs, sent) == ([], [])
+
+
+def test_a_text_of_too_many_tokens_is_refused_when_they_are_known(bench):
+    async def use(bench):
+        bench.engine.take_ping(msgspec.structs.replace(FULL, max_waiting_requests=9))
+        with pytest.raises(RequestError, match="40 tokens are waiting already") as caught:
+            await bench.start("hello " * 70)
+        await bench.start("hello " * 20)
+        return caught.value.retry_after_s, len(bench.sent)
+
+    assert bench(use) == (12, 1)
+
+
+def test_a_refusal_that_comes_from_the_scheduler_says_when_to_try_again_too(bench):
+    async def use(bench):
+        bench.engine.take_ping(msgspec.structs.replace(FULL, waiting_requests=0))
+        await bench.start()
+        (sequence,) = bench.sequences()
+        bench.tokens(sequence, [], first=0, reason=ErrorCode.OVERLOADED)
+        return await bench.take()
+
+    (delta,) = bench(use)
+    assert (delta.error.code, delta.error.retry_after_s) == (ErrorCode.OVERLOADED, 12)
+
+
+def test_positions_go_to_the_requests_they_are_of(bench):
+    async def use(bench):
+        for _ in range(2):
+            await bench.start(n=2)
+        told = []
+        for requests, positions in (
+            ([1, 1, 2, 99], [5, 6, 9, 1]),
+            ([1, 2], [5, 8]),
+            ([1, 1], [0, 3]),
+            ([1], [7]),
+        ):
+            bench.engine.take_positions(
+                QueuePositions(requests=pack_int64(requests), positions=pack_int32(positions))
+            )
+            told.append(bench.queue.take_positions())
+        return told
+
+    assert bench(use) == [{1: 5, 2: 9}, {2: 8}, {1: 0}, {}]
 
 
 def test_text_and_ids(bench):

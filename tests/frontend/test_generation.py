@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.generation import GenerationRequest, check_chat, settle
+from frontend.generation import GenerationRequest, check_chat, deadline_after, settle
 from protocol.columns import pack_int32
 from protocol.connection import Codec
 from protocol.errors import ErrorCode, RequestError
@@ -159,3 +159,17 @@ def test_a_chat_of_too_many_messages_is_refused():
     messages = [ChatMessage(role="user", content="x")] * 1025
     with pytest.raises(RequestError, match="messages has 1025 entries; at most 1024 are allowed"):
         check_chat(messages)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 604_801, float("nan"), float("inf")])
+def test_a_time_limit_that_is_none_is_refused(seconds):
+    with pytest.raises(
+        RequestError, match=r"must be above 0 and at most 604800 seconds\."
+    ) as caught:
+        deadline_after(5.0, seconds)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, "deadline_s")
+
+
+def test_a_deadline_counts_from_the_receipt():
+    assert deadline_after(5.0, None) is None
+    assert deadline_after(5.0, 0.25) == 5.25

@@ -1,10 +1,10 @@
 from frontend.deltas import DeltaQueue
 from frontend.detokenizer import SilentDetokenizer
-from frontend.live_request import LiveRequest
+from frontend.live_request import LiveRequest, least_positions
 from frontend.output_text import OutputText
 from frontend.sample import Sample
-from protocol.columns import pack_int32
-from protocol.messages import AddSequence, FinishReason, SamplingParams, Usage
+from protocol.columns import pack_int32, pack_int64
+from protocol.messages import AddSequence, FinishReason, QueuePositions, SamplingParams, Usage
 
 
 def make_request(n):
@@ -37,3 +37,17 @@ def test_the_prompt_is_counted_once():
     request.samples[1].accept(0, [5, 6], [], 0)
     assert request.usage() == Usage(prompt_tokens=3, completion_tokens=3, cached_tokens=2)
     assert request.sample_usage(1) == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=3)
+
+
+def test_a_position_is_news_if_it_has_changed_until_it_is_admitted():
+    request = make_request(1)
+    assert request.queue_position is None
+    assert [request.move_to(position) for position in (5, 5, 3, 4, 0, 0, 2)] == [
+        *(True, False, True, True, True, False, False)
+    ]
+    assert request.queue_position == 0
+
+
+def test_the_sample_that_is_admitted_first_counts():
+    message = QueuePositions(requests=pack_int64([7, 8, 7, 8]), positions=pack_int32([4, 9, 2, 0]))
+    assert least_positions(message) == {7: 2, 8: 0}

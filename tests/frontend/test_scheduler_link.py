@@ -20,6 +20,7 @@ from protocol.messages import (
     FrontendToScheduler,
     Hello,
     Ping,
+    QueuePositions,
     Resend,
     Reset,
     Role,
@@ -48,6 +49,9 @@ class Listener:
 
     def take_ping(self, ping):
         self.heard.append(ping)
+
+    def take_positions(self, positions):
+        self.heard.append(positions)
 
     def start_draining(self, deadline):
         self.heard.append(deadline)
@@ -124,14 +128,16 @@ def test_what_the_scheduler_says_is_passed_on(tmp_path):
             AbortAck(request_id=1, sample=-1, state=AbortState.LIVE, blocks_returned=2)
         )
         scheduler.connection.send(Ping(waiting_requests=4))
+        scheduler.connection.send(QueuePositions(requests=b"", positions=b""))
         scheduler.connection.send(Drain(deadline=12.5))
         scheduler.connection.send(CacheReset(blocks_forgotten=3))
-        await until(lambda: len(listener.heard) == 6)
+        await until(lambda: len(listener.heard) == 7)
         return listener.heard
 
-    _, deltas, ack, ping, deadline, reset = with_link(tmp_path, use)
-    assert (reset.seq, reset.blocks_forgotten) == (3, 3)
+    _, deltas, ack, ping, positions, deadline, reset = with_link(tmp_path, use)
+    assert reset.blocks_forgotten == 3
     assert (deltas.seq, ack.seq, ping.waiting_requests, deadline) == (1, 2, 4, 12.5)
+    assert (type(positions), positions.seq) == (QueuePositions, 3)
 
 
 def test_a_scheduler_that_has_forgotten_us_gets_hello_again(tmp_path):

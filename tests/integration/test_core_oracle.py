@@ -8,6 +8,7 @@ contexts hash to, exactly, and all blocks must be free at the end.
 import random
 from collections import deque
 
+import msgspec
 import pytest
 
 from protocol.columns import pack_int32, unpack_int32, unpack_int64
@@ -20,6 +21,7 @@ from protocol.messages import (
     SchedulerToWorker,
     WorkerToScheduler,
 )
+from scheduler import prefix_finder, prefix_groups
 from scheduler.policy import LatencyPolicy, ThroughputPolicy
 from scheduler.scheduler import Scheduler
 from worker.checksum import checksum_token
@@ -61,10 +63,13 @@ class Mix:
         self.to_rank, self.to_scheduler = Outgoing(epoch=1), Outgoing(epoch=1)
         self.decode_plan = Codec(SchedulerToWorker).decode
         self.decode_result = Codec(WorkerToScheduler).decode
-        self.asked: dict[int, tuple[list[int], SamplingParams]] = {}
-        self.outputs: dict[int, list[int]] = {}
-        self.reasons: dict[int, int] = {}
-        self.aborted: set[int] = set()
+        # By request and sample.
+        self.asked: dict[tuple[int, int], tuple[list[int], SamplingParams]] = {}
+        self.outputs: dict[tuple[int, int], list[int]] = {}
+        self.reasons: dict[tuple[int, int], int] = {}
+        self.aborted: set[tuple[int, int]] = set()
+        self.num_requests = 0
+        self.num_copies = self.num_groups = 0
         self.longest = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size)
         self.prefixes = [self._tokens(self.longest // 2) for _ in range(2)]
 
@@ -82,24 +87,31 @@ class Mix:
             max_tokens=self.rng.randint(1, 40),
             stop_token_ids=self._tokens(self.rng.choice([0, 0, 20])),
         )
-        request = len(self.asked)
-        self.asked[request] = (prompt, params)
-        self.outputs[request] = []
-        message = AddSequence(
-            request_id=request, sample=0, prompt_ids=pack_int32(prompt), params=params
-        )
-        assert self.scheduler.add(SOURCE, message) == []
+        for sample in range(self.rng.choice([1, 1, 1, 3])):
+            own = msgspec.structs.replace(params, seed=params.seed + sample)
+            self.asked[self.num_requests, sample] = (prompt, own)
+            self.outputs[self.num_requests, sample] = []
+            message = AddSequence(
+                request_id=self.num_requests,
+                sample=sample,
+                prompt_ids=pack_int32(prompt),
+                params=own,
+            )
+            assert self.scheduler.add(SOURCE, message) == []
+        self.num_requests += 1
 
     def abort(self):
         if self.asked:
-            request = self.rng.randrange(len(self.asked))
-            self.scheduler.abort(SOURCE, request, -1)
-            if request not in self.reasons:
-                self.aborted.add(request)
+            request, sample = key = self.rng.choice(list(self.asked))
+            self.scheduler.abort(SOURCE, request, sample)
+            if key not in self.reasons:
+                self.aborted.add(key)
 
     def step(self):
         """Plan what may be in flight; answer at least one plan where no more may be."""
         while (plan := self.scheduler.schedule()) is not None:
+            self.num_copies += len(plan.copies) // 8
+            self.num_groups += bool(plan.groups)
             self.plans.append(self.to_rank.frame(plan))
             if self.rng.random() < 0.5:
                 return
@@ -114,22 +126,24 @@ class Mix:
 
     def take(self, deltas):
         tokens = iter(unpack_int32(deltas.token_ids))
-        for request, first, count, reason in zip(
+        for *key, first, count, reason in zip(
             unpack_int64(deltas.requests),
+            unpack_int32(deltas.samples),
             unpack_int32(deltas.first_index),
             unpack_int32(deltas.counts),
             unpack_int32(deltas.reasons),
             strict=True,
         ):
-            assert request not in self.aborted, "a delta after the abort was acknowledged"
-            assert request not in self.reasons, "a delta after the terminal reason"
-            assert first == len(self.outputs[request]), "a gap or a repetition"
-            self.outputs[request] += [next(tokens) for _ in range(count)]
+            sequence = tuple(key)
+            assert sequence not in self.aborted, "a delta after the abort was acknowledged"
+            assert sequence not in self.reasons, "a delta after the terminal reason"
+            assert first == len(self.outputs[sequence]), "a gap or a repetition"
+            self.outputs[sequence] += [next(tokens) for _ in range(count)]
             if reason:
-                self.reasons[request] = reason
+                self.reasons[sequence] = reason
 
-    def expected(self, request):
-        prompt, params = self.asked[request]
+    def expected(self, sequence):
+        prompt, params = self.asked[sequence]
         context, output = list(prompt), []
         while True:
             token = checksum_token(context, params.seed, params.temperature, VOCABULARY)
@@ -156,23 +170,32 @@ class Mix:
 
     def check(self):
         assert self.scheduler.num_live == 0
-        for request in self.asked:
-            output, reason = self.expected(request)
-            if request in self.aborted:
-                assert self.outputs[request] == output[: len(self.outputs[request])]
+        for sequence in self.asked:
+            output, reason = self.expected(sequence)
+            if sequence in self.aborted:
+                assert self.outputs[sequence] == output[: len(self.outputs[sequence])]
             else:
-                assert self.outputs[request] == output
-                assert self.reasons[request] == reason
+                assert self.outputs[sequence] == output
+                assert self.reasons[sequence] == reason
         self.scheduler.check_invariants()
         assert self.scheduler.num_free_blocks == self.facts.num_blocks
 
 
 @pytest.mark.slow
-def test_500_random_mixes_are_exact():
-    preemptions = cached = 0
+def test_500_random_mixes_are_exact(monkeypatch: pytest.MonkeyPatch):
+    # At their real sizes no prompt here would ever wait for another or be in a group.
+    monkeypatch.setattr(prefix_finder, "WORTH_WAITING_TOKENS", 8)
+    monkeypatch.setattr(prefix_groups, "GROUP_TOKENS", 4)
+    monkeypatch.setattr(prefix_groups, "GROUP_ROWS", 2)
+    preemptions = cached = copies = groups = 0
     for seed in range(NUM_MIXES):
-        counters = Mix(seed).run()
+        mix = Mix(seed)
+        counters = mix.run()
+        copies += mix.num_copies
+        groups += mix.num_groups
         preemptions += counters.preemptions
         cached += counters.cached_tokens + counters.resumed_cached_tokens
     assert preemptions > 200, "the mixes no longer preempt"
     assert cached > 10_000, "the mixes no longer share prefixes"
+    assert copies > 200, "the mixes no longer copy blocks"
+    assert groups > 200, "the mixes no longer have groups"

@@ -117,5 +117,6 @@ def test_what_a_full_queue_does_not_take_is_refused_through_either_frontend(laun
     for answer in taken:
         assert answer["usage"]["completion_tokens"] == 3000
     for status, headers, answer in refused:
-        assert (status, headers["Retry-After"]) == (429, "1")
+        assert status == 429
+        assert 1 <= int(headers["Retry-After"]) <= 60
         assert answer["error"]["code"] == "overloaded"

@@ -100,6 +100,7 @@ def answer(engine, ask: Ask) -> list[int]:
         (2, ["--itl-target-ms", "2"]),
         (2, ["--max-num-batched-tokens", "32", "--policy", "throughput"]),
         (2, ["--tp", "2", "--no-prefix-cache"]),
+        (2, ["--swap-space", "0.001"]),
     ],
 )
 def test_every_answer_is_its_own_contexts(launch, max_in_flight, flags):

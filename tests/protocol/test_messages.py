@@ -11,9 +11,17 @@ from protocol.errors import ErrorCode
 PARAMS = m.SamplingParams(temperature=0.0, seed=7, max_tokens=3, stop_token_ids=[2])
 PARAMS_LIST = [0.0, 0, 1.0, 0.0, 7, 3, 0, 1, [], [2], False, None, True, False, None]
 FACTS = m.EngineFacts(
-    rank=0, back_end="torch", block_size=16, num_blocks=9, slots=4, max_model_len=64, vocab_size=50
+    rank=0,
+    back_end="torch",
+    block_size=16,
+    num_blocks=9,
+    slots=4,
+    max_model_len=64,
+    vocab_size=50,
+    host_blocks=5,
+    swap_block_s=0.25,
 )
-FACTS_LIST = [0, "torch", 16, 9, 4, 64, 50]
+FACTS_LIST = [0, "torch", 16, 9, 4, 64, 50, 5, 0.25]
 CACHE = m.CacheStats(lookup_tokens=40, cached_tokens=10, evicted_blocks=5, free_blocks=3)
 CACHE_LIST = [40, 10, 0, 0, 0, 0, 5, 0, 3, 0, 0, 0]
 
@@ -25,11 +33,27 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
         ["Hello", 2, 3, b"w0", 3, "ab", FACTS_LIST],
     ),
     (
-        m.Ping(epoch=1, seq=2, waiting_requests=3, waiting_tokens=4, cache=CACHE),
-        ["Ping", 1, 2, 3, 4, CACHE_LIST],
+        m.Ping(
+            epoch=1,
+            seq=2,
+            waiting_requests=3,
+            waiting_tokens=4,
+            max_waiting_requests=5,
+            max_waiting_tokens=6,
+            retry_after_s=7,
+            cache=CACHE,
+        ),
+        ["Ping", 1, 2, 3, 4, 5, 6, 7, CACHE_LIST],
     ),
     (m.Resend(epoch=1, seq=2, from_seq=2), ["Resend", 1, 2, 2]),
     (m.Reset(epoch=1, seq=2), ["Reset", 1, 2]),
+    (
+        m.QueuePositions(epoch=1, seq=2, requests=pack_int64([5, 6]), positions=pack_int32([1, 0])),
+        [
+            *("QueuePositions", 1, 2, b"\x05" + b"\0" * 7 + b"\x06" + b"\0" * 7),
+            b"\x01" + b"\0" * 7,
+        ],
+    ),
     (m.Drain(epoch=1, seq=2, deadline=2.5), ["Drain", 1, 2, 2.5]),
     (
         m.Generate(
@@ -38,8 +62,10 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             request_id=5,
             prompt=[m.ChatMessage(role="user", content="hi")],
             params=PARAMS,
+            priority=-3,
+            deadline_s=1.5,
         ),
-        ["Generate", 1, 1, 5, [["user", "hi"]], b"", PARAMS_LIST, True],
+        ["Generate", 1, 1, 5, [["user", "hi"]], b"", PARAMS_LIST, True, -3, 1.5],
     ),
     (
         m.Output(
@@ -134,18 +160,23 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
                 )
             ],
             copies=pack_int32([1, 2]),
+            swap_outs=pack_int32([4, 0]),
+            swap_ins=pack_int32([0, 6]),
             new_blocks=pack_int32([0, 1, 5]),
             decode=None,
             chunks=pack_int32([1, 0, 1, 1]),
+            groups=pack_int32([3, 0, 2]),
         ),
         [
             *("StepPlan", 1, 4, 4, b"\x03\0\0\0"),
             [[1, 2, b"\x07\0\0\0", 1, PARAMS_LIST, b"\x06\0\0\0"]],
             b"\x01\0\0\0\x02\0\0\0",
+            b"\x04\0\0\0\0\0\0\0",
+            b"\0\0\0\0\x06\0\0\0",
             b"\0\0\0\0\x01\0\0\0\x05\0\0\0",
             None,
             b"\x01\0\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0",
-            b"",
+            b"\x03\0\0\0\0\0\0\0\x02\0\0\0",
         ],
     ),
     (
@@ -197,7 +228,7 @@ def test_an_independent_encoder_is_understood(message, array):
     ("array", "complaint"),
     [
         (["Nonsense", 1, 1], "Invalid value 'Nonsense'"),
-        (["Ping", 1, 2, 3, 4, None, 5], "Expected `array` of at most length"),
+        (["Ping", 1, 2, 3, 4, 5, 6, 7, None, 9], "Expected `array` of at most length"),
         (["Ping", 1, -1, 3, 4], r"`\$\[2\]`"),
         (["Ping", "1", 2, 3, 4], "Expected `int`, got `str`"),
         (["StepResult", 1, 1, 4, 0, b"\0\0\0"], "tokens is 3 bytes, not a multiple of 4"),
@@ -227,4 +258,9 @@ def test_columns_of_deltas_must_agree():
 def test_a_steady_decode_step_of_256_sequences_is_a_few_hundred_bytes():
     # 16 of the 256 sequences need a new block, as they do on average with blocks of 16.
     plan = m.StepPlan(epoch=1, seq=9, step_id=9, new_blocks=bytes(12 * 16), decode=None)
-    assert len(msgspec.msgpack.encode(plan)) == 217
+    assert len(msgspec.msgpack.encode(plan)) == 220
+
+
+def test_columns_of_positions_must_agree():
+    with pytest.raises(ValueError, match="requests and positions differ in length"):
+        m.QueuePositions(requests=pack_int64([1]), positions=b"")

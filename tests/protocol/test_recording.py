@@ -20,7 +20,7 @@ def test_frames_come_back_as_they_went(tmp_path):
     path = tmp_path / "taps" / "scheduler.tap"
     with path.open("rb") as file:
         plain = list(msgpack.Unpacker(file))
-    assert plain[0][1:] == ["in", "ipc://a", b"f0", ["Ping", 1, 2, 0, 0, None]]
+    assert plain[0][1:] == ["in", "ipc://a", b"f0", ["Ping", 1, 2, 0, 0, 0, 0, 0, None]]
     assert plain[1][1:] == ["out", "ipc://b", b"", b"\xc1 no msgpack"]
     assert [entry.frame for entry in read_recording(path)] == [frame, b"\xc1 no msgpack"]
     tap.close()

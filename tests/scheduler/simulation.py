@@ -25,6 +25,7 @@ from protocol.messages import (
     TokenDeltas,
 )
 from protocol.validation import longest_sequence
+from scheduler import prefix_groups
 from scheduler.deltas import Addressed
 from scheduler.policy import Policy, ThroughputPolicy
 from scheduler.prefix import PrefixChain, PrefixHasher
@@ -35,7 +36,13 @@ VOCAB_SIZE = 40
 
 
 def facts(
-    *, num_blocks: int, block_size: int, slots: int = 4, max_model_len: int = 64, rank: int = 0
+    *,
+    num_blocks: int,
+    block_size: int,
+    slots: int = 4,
+    max_model_len: int = 64,
+    rank: int = 0,
+    host_blocks: int = 0,
 ) -> EngineFacts:
     return EngineFacts(
         rank=rank,
@@ -45,6 +52,7 @@ def facts(
         slots=slots,
         max_model_len=max_model_len,
         vocab_size=VOCAB_SIZE,
+        host_blocks=host_blocks,
     )
 
 
@@ -94,10 +102,15 @@ def simulate(
     max_waiting_requests: int = 100,
     max_waiting_tokens: int = 1000,
     sources: int = 1,
+    host_blocks: int = 0,
 ) -> "Simulation":
     """A simulation with a scheduler of its own."""
     engine = facts(
-        num_blocks=num_blocks, block_size=block_size, slots=slots, max_model_len=max_model_len
+        num_blocks=num_blocks,
+        block_size=block_size,
+        slots=slots,
+        max_model_len=max_model_len,
+        host_blocks=host_blocks,
     )
     scheduler = Scheduler(
         engine,
@@ -183,25 +196,34 @@ class SimulatedRank:
 
     num_blocks: int
     block_size: int
+    host_blocks: int = 0
     slots: dict[int, SlotState] = field(default_factory=dict)
     decode: list[int] | None = None
     last_step_id: int = 0
     writes: list[int] = field(default_factory=list)
     """Blocks written by the last plan."""
     generations: dict[int, int] = field(default_factory=dict)
+    num_moved: int = 0
+    """Blocks moved to the host so far."""
+    groups: bytes = b""
+    num_replaced: int = 0
+    """Entries of block tables replaced so far."""
     era: int = 0
+    """How often the prefix cache has been reset."""
 
     def __post_init__(self) -> None:
         # By block, the oldest era of anything that its content rests on.
         self.eras = [0] * self.num_blocks
+        self.host_eras: dict[int, int] = {}
         self.cache = [bytearray(8 * self.block_size) for _ in range(self.num_blocks)]
+        self.host: dict[int, bytes] = {}
 
     def execute(self, plan: StepPlan, failing: dict[int, ErrorCode] | None = None) -> StepResult:
         """Apply a plan and compute its rows; `failing` names rows (by index) that go wrong."""
         assert plan.step_id == self.last_step_id + 1, "a gap in the step ids"
         self.last_step_id = plan.step_id
         self.writes = []
-        self._apply(plan)
+        self._apply(plan, ErrorCode.OUT_OF_MEMORY in (failing or {}).values())
         decode = self.decode or []
         chunks = unpack_rows(plan.chunks, 4)
         assert decode or chunks, "a plan without rows"
@@ -240,7 +262,7 @@ class SimulatedRank:
             failures=pack_int32(failures),
         )
 
-    def _apply(self, plan: StepPlan) -> None:
+    def _apply(self, plan: StepPlan, has_no_memory: bool) -> None:
         for slot in unpack_int32(plan.leaves):
             del self.slots[slot]
         chunks = {slot: start for slot, start, _, _ in unpack_rows(plan.chunks, 4)}
@@ -251,23 +273,85 @@ class SimulatedRank:
             table = unpack_int32(join.block_table)
             token_ids = unpack_int32(join.token_ids)
             assert len(table) * self.block_size >= len(token_ids)
-            start = chunks[join.slot]
-            for block in table[: -(-start // self.block_size)]:
-                assert self.eras[block] == self.era, "a hit on what was written before a reset"
             self.slots[join.slot] = SlotState(
-                token_ids, join.params, table, length=start, era=self.era
+                token_ids, join.params, table, length=chunks[join.slot]
             )
-        assert plan.copies == b""
-        for slot, index, block in unpack_rows(plan.new_blocks, 3):
-            table = self.slots[slot].block_table
-            assert index == len(table), "a new block at the wrong place"
-            table.append(block)
+        new_blocks = unpack_rows(plan.new_blocks, 3)
+        for slot, index, block in new_blocks:
+            # Looked at before anything is written: the block that is replaced is free by now.
+            self._check_new_block(self.slots[slot], index, block)
+        # Whatever happens to the step: whose blocks these are is not part of it.
+        for block, host_block in unpack_rows(plan.swap_outs, 2):
+            assert 0 <= host_block < self.host_blocks, "a host block that there is not"
+            self.host[host_block] = bytes(self.cache[block])
+            self.host_eras[host_block] = self.eras[block]
+            self.num_moved += 1
+        self._copy(unpack_rows(plan.copies, 2), is_lost=has_no_memory)
+        for host_block, block in unpack_rows(plan.swap_ins, 2):
+            self.cache[block][:] = word(-7, -7) * self.block_size
+            if not has_no_memory:
+                self.cache[block][:] = self.host[host_block]
+            self.eras[block] = self.host_eras[host_block]
+            self.writes.append(block)
+        self._check_eras(plan)
+        for slot, index, block in new_blocks:
+            self.slots[slot].block_table[index : index + 1] = [block]
         if plan.decode is None:
             assert self.decode, "nil without a list to repeat"
             assert not plan.leaves, "nil after a leave"
         else:
             self.decode = unpack_int32(plan.decode)
         assert set(self.decode) <= set(self.slots), "a decode row that has left"
+        if plan.groups is not None:
+            assert plan.groups != self.groups, "groups that are known already"
+            self.groups = plan.groups
+        self._check_groups()
+
+    def _check_eras(self, plan: StepPlan) -> None:
+        # What a sequence had itself comes back to it from the host, however old it is.
+        own = {block for _, block in unpack_rows(plan.swap_ins, 2)}
+        for join in plan.joins:
+            state = self.slots[join.slot]
+            assert state.length is not None
+            known = state.block_table[: -(-state.length // self.block_size)]
+            eras = [self.eras[block] for block in known]
+            for block, era in zip(known, eras, strict=True):
+                assert block in own or era == self.era, "a hit on what was written before a reset"
+            state.era = min([self.era, *eras])
+
+    def _check_new_block(self, state: SlotState, index: int, block: int) -> None:
+        assert index <= len(state.block_table), "a new block at the wrong place"
+        if index < len(state.block_table):
+            self.num_replaced += 1
+            assert state.length is not None
+            assert (index + 1) * self.block_size <= state.length, "replaced while it is written"
+            old = state.block_table[index]
+            assert self.cache[block] == self.cache[old], "replaced by other keys and values"
+
+    def _check_groups(self) -> None:
+        members = unpack_rows(self.groups, 3)
+        slots = [slot for slot, _, _ in members]
+        assert len(set(slots)) == len(slots), "in two groups"
+        assert set(slots) <= set(self.decode or []), "in a group without a decode row"
+        prefixes: dict[int, list[tuple[int, ...]]] = {}
+        for slot, group, shared in members:
+            state = self.slots[slot]
+            assert state.length is not None
+            assert shared * self.block_size <= state.length, "shares what it has not computed"
+            assert shared * self.block_size >= prefix_groups.GROUP_TOKENS
+            prefixes.setdefault(group, []).append(tuple(state.block_table[:shared]))
+        for each in prefixes.values():
+            assert len(each) >= prefix_groups.GROUP_ROWS
+            assert len(set(each)) == 1, "a group whose tables differ"
+
+    def _copy(self, copies: list[tuple[int, ...]], *, is_lost: bool) -> None:
+        for source, target in copies:
+            self.cache[target][:] = self.cache[source]
+            self.eras[target] = self.eras[source]
+            self.writes.append(target)
+            if is_lost:
+                # Out of memory, a rank may not get as far as the copies.
+                self.cache[target][:] = word(-7, -7) * self.block_size
 
     def _decode_row(self, state: SlotState) -> tuple[int, int, int]:
         assert state.length is not None
@@ -344,7 +428,7 @@ class Simulation:
     def __init__(self, scheduler: Scheduler, engine: EngineFacts, sources: int = 1) -> None:
         self.scheduler = scheduler
         self.facts = engine
-        self.rank = SimulatedRank(engine.num_blocks, engine.block_size)
+        self.rank = SimulatedRank(engine.num_blocks, engine.block_size, engine.host_blocks)
         self.frontends = [SimulatedFrontend(b"frontend-%d" % i) for i in range(sources)]
         self.plans: list[StepPlan] = []
         self.results: deque[StepResult] = deque()
@@ -377,6 +461,7 @@ class Simulation:
             self.plans.append(plan)
             self.results.append(self.rank.execute(plan, failing))
             self._check_writes()
+            self._check_tables(plan)
         self._check_if_stumbled()
         return plan
 
@@ -426,6 +511,17 @@ class Simulation:
         for block in self.rank.writes:
             assert blocks.num_holders(block) == 1, "a write into a block of two sequences"
             assert not blocks.is_registered(block), "a write into a registered block"
+
+    def _check_tables(self, plan: StepPlan) -> None:
+        changed = {slot for slot, _, _ in unpack_rows(plan.new_blocks, 3)}
+        for sequence in self.scheduler.running_sequences():
+            assert sequence.slot is not None
+            if sequence.block_table:
+                state = self.rank.slots[sequence.slot]
+                assert state.block_table == sequence.block_table, "the rank has another table"
+            else:
+                # It drains and has given its blocks away.
+                assert sequence.slot not in changed, "a new block for nothing"
 
     def check_outputs(self) -> None:
         """Every sequence's output is the oracle's, or starts like it if it was cut off.

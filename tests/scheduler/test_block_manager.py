@@ -110,6 +110,38 @@ def test_content_that_is_known_already_stays_where_it_is():
     assert manager.audit(HASHER, []) == []
 
 
+def test_a_copy_of_known_content_is_exchanged_for_its_block():
+    manager = BlockManager(4, 2)
+    (first,) = registered(manager, 1, 2)
+    (copy,) = manager.allocate(1)
+    (content,) = prefix(1, 2)
+    assert not manager.register(copy, content)
+    assert manager.exchange(copy, content) == first
+    assert (manager.num_holders(first), manager.num_holders(copy)) == (2, 0)
+    assert manager.take() == copy
+    manager.release([copy, first, first])
+    # So it is for content that nobody holds any more.
+    (copy,) = manager.allocate(1)
+    assert manager.exchange(copy, content) == first
+    assert (manager.num_holders(first), manager.num_free) == (1, 3)
+    manager.release([first])
+    assert manager.audit(HASHER, []) == []
+
+
+def test_only_exactly_equal_content_is_exchanged():
+    manager = BlockManager(4, 2)
+    registered(manager, 1, 2)
+    (copy,) = manager.allocate(1)
+    (content,) = prefix(1, 2)
+    assert manager.exchange(copy, prefix(3, 4)[0]) is None
+    assert manager.exchange(copy, content._replace(tokens=array("i", [7, 7]).tobytes())) is None
+    assert manager.num_holders(copy) == 1
+    manager.share([copy])
+    assert manager.exchange(copy, content) is None, "another holds it too"
+    assert manager.exchange(0, content) is None, "it is the index's own"
+    assert (manager.num_holders(copy), manager.num_holders(0)) == (2, 1)
+
+
 def test_what_is_not_held_or_registered_already_is_not_registered():
     manager = BlockManager(4, 2)
     (block,) = registered(manager, 1, 2)
@@ -258,6 +290,25 @@ def test_audit_names_a_block_that_two_sequences_hold_unknowingly(audited):
     ]
 
 
+def test_audit_lets_two_sequences_share_what_both_know_to_be_there(audited):
+    manager, holding = audited
+    (block,) = manager.allocate(1)
+    manager.share([block])
+    twice = [Holding(f"request={number}", [block], prefix(3, 4)) for number in (2, 3)]
+    assert manager.audit(HASHER, [holding, *twice]) == []
+    other = Holding("request=3", [block], prefix(5, 7))
+    assert manager.audit(HASHER, [holding, twice[0], other]) == [
+        "block 2 is shared by ['request=2', 'request=3'] without being registered"
+    ]
+
+
+def test_audit_names_a_copy_that_was_not_exchanged(audited):
+    manager, holding = audited
+    (copy,) = manager.allocate(1)
+    other = Holding("request=2", [copy], prefix(1, 2))
+    assert manager.audit(HASHER, [holding, other]) == ["block 2 of request=2 is a copy of block 0"]
+
+
 def test_audit_names_a_block_in_two_free_lists(audited):
     manager, holding = audited
     manager._free.append(1)
@@ -302,7 +353,7 @@ def test_no_block_is_lost_over_a_million_operations():
     # Texts of eight blocks that are alike, two by two, in their first four.
     texts = [prefix(*[number // 2, 1] * 4, *[number, 2] * 4) for number in range(40)]
     holders: list[tuple[int, list[int], int]] = []  # text, blocks, registered
-    num_hits = 0
+    num_hits = num_exchanged = 0
 
     for operation in range(1_000_000):
         match generator.randrange(4):
@@ -318,7 +369,12 @@ def test_no_block_is_lost_over_a_million_operations():
                 place = generator.randrange(len(holders))
                 text, blocks, registered = holders[place]
                 if registered < len(blocks):
-                    manager.register(blocks[registered], texts[text][registered])
+                    content = texts[text][registered]
+                    if not manager.register(blocks[registered], content):
+                        known = manager.exchange(blocks[registered], content)
+                        assert known is not None
+                        blocks[registered] = known
+                        num_exchanged += 1
                     holders[place] = (text, blocks, registered + 1)
             case 2 if holders and manager.num_free and len(holders[-1][1]) < 8:
                 holders[-1][1].append(manager.take())
@@ -335,6 +391,7 @@ def test_no_block_is_lost_over_a_million_operations():
             ]
             assert manager.audit(HASHER, holdings) == []
     assert num_hits > 50_000
+    assert num_exchanged > 30_000
     for _, blocks, _ in holders:
         manager.release(blocks)
     assert manager.num_free == 64

@@ -7,14 +7,14 @@ from protocol.messages import (
     Abort,
     AbortAck,
     AbortState,
-    CacheStats,
     Hello,
     Ping,
+    QueuePositions,
     Reset,
     Role,
     SchedulerToFrontend,
 )
-from scheduler.frontends import PING_INTERVAL_S, PING_LATEST_S, Frontends, Left
+from scheduler.frontends import PING_INTERVAL_S, PING_LATEST_S, PING_ROOM_S, Frontends, Left
 from tests.scheduler.simulation import add_message
 
 ACK = AbortAck(request_id=1, sample=0, state=AbortState.LIVE, blocks_returned=0)
@@ -176,37 +176,55 @@ def test_another_version_is_told_ours_and_another_role_nothing():
     assert odd.heard() == []
 
 
-def not_due():
-    raise AssertionError("nobody is pinged now")
+def tell(frontends, now, waiting_requests, waiting_tokens):
+    """Do what the main loop does each time it comes round."""
+    if frontends.is_ping_due(now, waiting_requests, waiting_tokens):
+        ping = Ping(waiting_requests=waiting_requests, waiting_tokens=waiting_tokens)
+        frontends.ping(now, ping)
 
 
 def test_pings_tell_the_queue_when_it_changes_at_a_modest_rate():
     router, frontends = engine()
     peer = connected(router, frontends)
-    frontends.ping(100.0, 0, 0, CacheStats)
+    tell(frontends, 100.0, 0, 0)
     assert kinds(peer.heard()) == [Ping]
-    frontends.ping(100.0 + PING_LATEST_S / 2, 0, 0, not_due)
+    tell(frontends, 100.0 + PING_LATEST_S / 2, 0, 0)
     assert peer.heard() == []
-    frontends.ping(100.0 + PING_LATEST_S, 0, 0, CacheStats)
+    tell(frontends, 100.0 + PING_LATEST_S, 0, 0)
     assert kinds(peer.heard()) == [Ping]
-    frontends.ping(300.0, 3, 50, CacheStats)
-    frontends.ping(300.0 + PING_INTERVAL_S / 2, 4, 60, not_due)
+    tell(frontends, 300.0, 3, 50)
+    tell(frontends, 300.0 + PING_INTERVAL_S / 2, 4, 60)
     (ping,) = peer.heard()
     assert (ping.waiting_requests, ping.waiting_tokens) == (3, 50)
-    assert ping.cache == CacheStats()
-    frontends.ping(300.0 + PING_INTERVAL_S, 4, 60, CacheStats)
+    tell(frontends, 300.0 + PING_INTERVAL_S, 4, 60)
     (ping,) = peer.heard()
     assert (ping.waiting_requests, ping.waiting_tokens) == (4, 60)
+
+
+def test_room_in_a_queue_that_was_full_is_told_soon():
+    router, frontends = engine()
+    peer = connected(router, frontends)
+    limits = {"max_waiting_requests": 3, "max_waiting_tokens": 50}
+    frontends.ping(300.0, Ping(waiting_requests=2, waiting_tokens=10, **limits))
+    soon = 300.001 + PING_ROOM_S
+    assert not frontends.is_ping_due(soon, 3, 11)
+    frontends.ping(300.0, Ping(waiting_requests=3, waiting_tokens=10, **limits))
+    assert not frontends.is_ping_due(soon - 0.002, 2, 9)
+    assert not frontends.is_ping_due(soon, 2, 50)
+    assert frontends.is_ping_due(soon, 2, 9)
+    frontends.ping(300.0, Ping(waiting_requests=1, waiting_tokens=50, **limits))
+    assert frontends.is_ping_due(soon, 1, 49)
+    assert kinds(peer.heard()) == [Ping] * 3
 
 
 def test_a_ping_follows_news_so_that_a_lost_last_message_is_noticed():
     router, frontends = engine()
     peer = connected(router, frontends)
-    frontends.ping(100.0, 0, 0, CacheStats)
+    tell(frontends, 100.0, 0, 0)
     peer.heard()
     frontends.send(b"f", ACK)
     router.outbound.clear()
-    frontends.ping(101.0, 0, 0, CacheStats)
+    tell(frontends, 101.0, 0, 0)
     assert kinds(peer.heard()) == [Ping]
     frontends.receive()
     assert kinds(peer.heard()) == [AbortAck]
@@ -225,3 +243,14 @@ def test_one_that_could_not_be_told_to_say_hello_is_told_again():
     peer.connection.send(Ping())
     assert frontends.receive() == []
     assert kinds(peer.heard()) == [Hello, Reset]
+
+
+def test_positions_go_out_without_asking_for_a_ping_of_their_own():
+    router, frontends = engine()
+    peer = connected(router, frontends)
+    tell(frontends, 100.0, 0, 0)
+    peer.heard()
+    frontends.send_positions(b"f", QueuePositions(requests=b"", positions=b""))
+    frontends.send_positions(b"nobody", QueuePositions(requests=b"", positions=b""))
+    assert kinds(peer.heard()) == [QueuePositions]
+    assert not frontends.is_ping_due(100.0 + PING_INTERVAL_S, 0, 0)

@@ -152,6 +152,18 @@ def test_before_a_cost_is_known_a_target_means_small_chunks():
     assert chunks_of(simulation.plan()) == [(1, 0, UNMEASURED_TOKENS, 0)]
 
 
+def test_steps_grow_to_twice_the_largest_whose_cost_is_known():
+    simulation = learned(10.0)
+    simulation.add(add_message(100, prompt(0, 3_000)))
+    sizes = []
+    for _ in range(3):
+        plan = simulation.plan()
+        sizes.append(chunks_of(plan)[0][2])
+        answer_in_time(simulation, plan)
+    largest = 28  # of the 23 prompts before, of 6 to 28 tokens, the last one's step
+    assert sizes == [2 * largest + 1, 4 * largest + 3, 8 * largest + 7]
+
+
 def test_a_plan_takes_no_more_joins_than_its_frame_can_hold(monkeypatch):
     monkeypatch.setattr(planner, "MAX_JOIN_BYTES", 1024)
     simulation = simulate(max_in_flight=1)
@@ -182,9 +194,11 @@ def test_the_largest_plan_fits_its_frame():
         step_id=2**40,
         leaves=bytes(4 * 65_536),
         joins=[join(1, 1)] * shortest + [join(MAX_MODEL_LEN, MAX_MODEL_LEN)],
-        new_blocks=bytes(12 * 65_536),
+        copies=bytes(8 * shortest),
+        new_blocks=bytes(12 * (65_536 + running.MAX_REPLACED)),
         decode=bytes(4 * 65_536),
         chunks=bytes(16 * 65_536),
+        groups=bytes(12 * 65_536),
     )
     assert len(Outgoing(1).frame(plan)) < MAX_FRAME_BYTES
 

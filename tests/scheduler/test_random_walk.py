@@ -11,10 +11,11 @@ from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import AddSequence, SamplingParams
 from protocol.validation import longest_sequence
-from scheduler import running
+from scheduler import prefix_finder, prefix_groups, step_cost
 from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
 from tests.scheduler.simulation import Simulation, expected_output, simulate
 
+A_STEP_S = 0.001
 FAMILIES = [[(7 * i + 11 * family) % 37 for i in range(64)] for family in range(3)]
 """Prompts start like one of these, so that many share prefixes."""
 
@@ -122,12 +123,12 @@ class Walk:
             case Plan():
                 self._plan(action)
             case Answer():
-                self.simulation.answer()
+                self.simulation.answer(A_STEP_S)
             case Steps():
                 for _ in range(action.count):
                     while self.simulation.plan() is not None:
                         self.simulation.scheduler.check_invariants()
-                    self.simulation.answer()
+                    self.simulation.answer(A_STEP_S)
             case ResetCache():
                 num_indexed = self.simulation.scheduler.block_manager.num_indexed
                 assert self.simulation.reset_prefix_cache() == num_indexed
@@ -197,25 +198,42 @@ class Walk:
     num_blocks=st.integers(2, 14),
     block_size=st.sampled_from([1, 2, 4]),
     worth_waiting=st.sampled_from([1, 6, 256]),
+    group_tokens=st.sampled_from([1, 4]),
+    host_blocks=st.sampled_from([0, 0, 5, 30]),
 )
 def test_every_output_is_the_oracles(
-    actions, policy, max_in_flight, prefix_key, num_blocks, block_size, worth_waiting
+    actions,
+    policy,
+    max_in_flight,
+    prefix_key,
+    num_blocks,
+    block_size,
+    worth_waiting,
+    group_tokens,
+    host_blocks,
 ):
-    simulation = simulate(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        slots=5,
-        policy=policy,
-        max_in_flight=max_in_flight,
-        prefix_key=prefix_key,
-        max_waiting_requests=20,
-        max_waiting_tokens=200,
-        sources=2,
-    )
-    scheduler = simulation.scheduler
-    walk = Walk(simulation)
-    # At its real size no prompt here would ever wait for another.
-    with patch.object(running, "WORTH_WAITING_TOKENS", worth_waiting):
+    # At their real sizes no prompt here would ever wait for another or be in a group, nor would
+    # any step's cost become known.
+    with (
+        patch.object(prefix_finder, "WORTH_WAITING_TOKENS", worth_waiting),
+        patch.object(prefix_groups, "GROUP_TOKENS", group_tokens),
+        patch.object(prefix_groups, "GROUP_ROWS", 2),
+        patch.object(step_cost, "ENOUGH", 1),
+    ):
+        simulation = simulate(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            slots=5,
+            policy=policy,
+            max_in_flight=max_in_flight,
+            prefix_key=prefix_key,
+            max_waiting_requests=20,
+            max_waiting_tokens=200,
+            sources=2,
+            host_blocks=host_blocks,
+        )
+        scheduler = simulation.scheduler
+        walk = Walk(simulation)
         for action in actions:
             walk.do(action)
         simulation.run()
@@ -223,6 +241,7 @@ def test_every_output_is_the_oracles(
     simulation.check_outputs()
     scheduler.check_invariants()
     assert scheduler.num_free_blocks == num_blocks
+    assert scheduler.swap_space.num_free == host_blocks
     assert scheduler.num_running == 0
     assert scheduler.waiting_requests == 0
     assert scheduler.waiting_tokens == 0

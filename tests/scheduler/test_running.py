@@ -164,15 +164,17 @@ def roomy(max_in_flight=1, prefix_key=b"key"):
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_the_samples_of_a_prompt_share_its_blocks_from_the_start(max_in_flight):
-    simulation = roomy(max_in_flight)
+@pytest.mark.parametrize("prefix_key", [None, b"key"])
+def test_the_samples_of_a_prompt_compute_it_once(max_in_flight, prefix_key):
+    simulation = roomy(max_in_flight, prefix_key)
     for sample in range(4):
         message = add_message(0, long_prompt(500, 1), sample=sample, seed=sample, max_tokens=3)
         simulation.add(message)
     simulation.run()
     cached = [simulation.received(0, sample).cached_tokens for sample in range(4)]
-    assert cached == [0, 496, 496, 496]
-    assert simulation.scheduler.counters.prefill_tokens == 500 + 3 * 4
+    assert cached == [0, 499, 499, 499]
+    assert simulation.scheduler.counters.prefill_tokens == 500 + 3
+    assert simulation.scheduler.counters.cached_tokens == 3 * 499
     simulation.check_outputs()
 
 
@@ -196,6 +198,17 @@ def test_a_prompt_waits_for_another_where_that_saves_enough(shared, own, waits):
     simulation.check_outputs()
 
 
+@pytest.mark.parametrize(("num_tokens", "waits"), [(257, True), (256, False)])
+def test_a_sample_waits_for_another_where_that_saves_enough(num_tokens, waits):
+    simulation = roomy()
+    for sample in range(2):
+        simulation.add(add_message(0, long_prompt(num_tokens, 1), sample=sample))
+    assert len(simulation.plan().joins) == (1 if waits else 2)
+    simulation.run()
+    assert simulation.received(0, 1).cached_tokens == (256 if waits else 0)
+    simulation.check_outputs()
+
+
 def test_nobody_waits_for_a_sequence_that_is_gone():
     simulation = roomy(max_in_flight=2)
     for sample in range(2):
@@ -209,6 +222,6 @@ def test_nobody_waits_for_a_sequence_that_is_gone():
 
 def test_without_a_prefix_cache_there_is_nothing_to_wait_for():
     simulation = roomy(prefix_key=None)
-    for sample in range(2):
-        simulation.add(add_message(0, long_prompt(500, 1), sample=sample, max_tokens=3))
+    for request_id in range(2):
+        simulation.add(add_message(request_id, long_prompt(500, 1), max_tokens=3))
     assert len(simulation.plan().joins) == 2

@@ -132,3 +132,32 @@ def test_at_first_tokens_are_what_costs():
     for _ in range(ENOUGH):
         model.observe(StepWork(4, 0, 1), 0.008)
     assert model.current().token_s == pytest.approx(0.002, rel=0.3)
+
+
+def test_steps_are_trusted_up_to_twice_the_largest_seen():
+    model = StepCostModel()
+    assert model.trusted_tokens == 0
+    for count in (40, 300, 20):
+        model.observe(StepWork(8 + count, 0, chunk_pairs(0, count)), 0.01)
+    assert model.trusted_tokens == 2 * 308
+    model.observe(StepWork(5_000, 9_000, 0), 0.01)  # decode rows say nothing of chunks
+    assert model.trusted_tokens == 2 * 308
+
+
+@pytest.mark.parametrize(
+    ("work", "factor"),
+    [
+        (StepWork(3_000, 0, chunk_pairs(0, 3_000)), 2.0),  # larger than any before
+        (StepWork(120, 0, chunk_pairs(0, 120)), 1.5),  # much slower than it should be
+    ],
+)
+def test_a_surprise_is_learned_from_at_once(work, factor):
+    model = StepCostModel()
+    for number in range(2 * ENOUGH):
+        model.observe(mixed_work(number), H200.seconds(mixed_work(number)))
+    before = model.current().seconds(work)
+    model.observe(work, factor * H200.seconds(work))
+    assert model.current().seconds(work) > before
+    after = model.current()
+    model.observe(mixed_work(5), H200.seconds(mixed_work(5)))  # as expected: no news
+    assert model.current() is after

@@ -1,7 +1,8 @@
 import pytest
 
 from protocol.errors import ErrorCode, RequestError
-from scheduler.policy import MAX_PASSES, Order
+from scheduler.policy import Order
+from scheduler.sequence import MAX_PASSES, SequenceStatus
 from scheduler.waiting_queue import WaitingQueue
 from tests.scheduler.simulation import make_sequence
 
@@ -94,3 +95,44 @@ def test_an_empty_queue_takes_any_prompt():
 def test_what_does_not_wait_cannot_be_taken_out():
     with pytest.raises(AssertionError, match="does not wait"):
         queue_of(make_sequence(0, 5)).remove(make_sequence(0, 6))
+
+
+def places(queue, most):
+    return [(place.sequence.arrival, place.position) for place in queue.take_places(most)]
+
+
+def test_places_are_told_in_turn():
+    queue = queue_of(*(make_sequence(arrival, 2) for arrival in range(5)))
+    assert places(queue, 2) == [(0, 1), (1, 2)]
+    assert places(queue, 2) == [(2, 3), (3, 4)]
+    assert places(queue, 2) == [(4, 5)]
+    assert places(queue, 9) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]
+    assert places(queue_of(), 9) == []
+
+
+def test_who_was_told_and_is_admitted_hears_of_that_once():
+    told, other = make_sequence(0, 2), make_sequence(1, 2)
+    queue = queue_of(told, other)
+    assert places(queue, 1) == [(0, 1)]
+    for sequence in (told, other):
+        queue.admit(sequence)
+        sequence.status = SequenceStatus.PREFILLING
+    assert places(queue, 1) == [(0, 0)]
+    assert places(queue, 1) == []
+
+
+def test_who_has_ended_or_waits_again_is_not_told_of_an_admission():
+    ended, again = make_sequence(0, 2), make_sequence(1, 2)
+    queue = queue_of(ended, again)
+    queue.take_places(2)
+    queue.admit(ended)
+    queue.admit(again)
+    ended.status = SequenceStatus.FINISHED
+    again.status = SequenceStatus.PREEMPTED
+    queue.push(again)
+    assert places(queue, 2) == [(1, 1)]
+
+
+def test_places_follow_the_order_by_priority():
+    queue = queue_of(make_sequence(0, 2, priority=-1), make_sequence(1, 2))
+    assert places(queue, 2) == [(1, 1), (0, 2)]

@@ -17,6 +17,7 @@ def make_facts(
     slots: int = 4,
     max_model_len: int = 32,
     vocab_size: int = 1000,
+    host_blocks: int = 0,
 ) -> EngineFacts:
     return EngineFacts(
         rank=rank,
@@ -26,6 +27,7 @@ def make_facts(
         slots=slots,
         max_model_len=max_model_len,
         vocab_size=vocab_size,
+        host_blocks=host_blocks,
     )
 
 
@@ -54,18 +56,24 @@ def make_plan(
     leaves: Sequence[int] = (),
     joins: Sequence[Join] = (),
     copies: Sequence[tuple[int, int]] = (),
+    swap_outs: Sequence[tuple[int, int]] = (),
+    swap_ins: Sequence[tuple[int, int]] = (),
     new_blocks: Sequence[tuple[int, int, int]] = (),
     decode: Sequence[int] | None = (),
     chunks: Sequence[tuple[int, int, int, int]] = (),
+    groups: Sequence[tuple[int, int, int]] | None = None,
 ) -> StepPlan:
     return StepPlan(
         step_id=step_id,
         leaves=pack_int32(leaves),
         joins=list(joins),
         copies=_pack_rows(copies),
+        swap_outs=_pack_rows(swap_outs),
+        swap_ins=_pack_rows(swap_ins),
         new_blocks=_pack_rows(new_blocks),
         decode=None if decode is None else pack_int32(decode),
         chunks=_pack_rows(chunks),
+        groups=None if groups is None else _pack_rows(groups),
     )
 
 

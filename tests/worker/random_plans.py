@@ -1,5 +1,6 @@
 """A scheduler that makes legal plans at random, and knows by an oracle what must come of them."""
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,7 @@ class Expected:
 
 @dataclass
 class RandomPlans:
-    """Admits, extends, shares prefixes, copies blocks, preempts and finishes, all at random.
+    """Admits, extends, shares, copies and exchanges blocks, preempts and finishes, all at random.
 
     A preempted sequence comes back with up to two of its newest tokens lost, as when two plans were
     unanswered. Freed slots and blocks are given out again in the same plan.
@@ -53,6 +54,7 @@ class RandomPlans:
     preempted: list[Life] = field(default_factory=list)
     leaves: list[int] = field(default_factory=list)
     decode: list[int] = field(default_factory=list)
+    num_exchanged: int = 0
 
     def __post_init__(self) -> None:
         self.generations = [0] * self.facts.slots
@@ -73,6 +75,7 @@ class RandomPlans:
         decode: list[int] = []
         chunks: list[tuple[int, int, int, int]] = []
         tokens: list[int] = []
+        self.exchange_some(new_blocks)
         joined = {join.slot for join in joins}
         for slot in self.shuffled(self.live):
             life = self.live[slot]
@@ -150,6 +153,10 @@ class RandomPlans:
 
     def fresh(self) -> Life | None:
         tokens = self.draw_tokens(self.random.randint(1, self.facts.max_model_len // 2))
+        if self.live and self.random.random() < 0.3:
+            # The same as another, computed once more: blocks to exchange.
+            other = self.random.choice(list(self.live.values()))
+            tokens = other.tokens[: other.prompt_len]
         return self.placed(len(tokens), self.draw_params(), tokens, shared=[], length=0)
 
     def forked(self, copies: list[tuple[int, int]]) -> Life | None:
@@ -185,6 +192,21 @@ class RandomPlans:
                 return None
             blocks.append(block)
         return Life(prompt_len, params, tokens, len(tokens), blocks, length)
+
+    def exchange_some(self, new_blocks: list[tuple[int, int, int]]) -> None:
+        """Replace full blocks by those with the same content that another sequence holds."""
+        block_size = self.facts.block_size
+        for (slot, life), other in itertools.product(list(self.live.items()), self.live.values()):
+            for index in range(min(life.length, other.length) // block_size):
+                mine, theirs = life.blocks[index], other.blocks[index]
+                end = (index + 1) * block_size
+                is_same = life.tokens[:end] == other.tokens[:end]
+                if mine != theirs and is_same and self.random.random() < 0.5:
+                    new_blocks.append((slot, index, theirs))
+                    life.blocks[index] = theirs
+                    self.num_exchanged += 1
+                    self.holders.subtract([mine])
+                    self.holders.update([theirs])
 
     def extend(self, slot: int, life: Life, new_blocks: list[tuple[int, int, int]]) -> bool:
         if life.length >= self.facts.max_model_len:

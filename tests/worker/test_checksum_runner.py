@@ -134,6 +134,66 @@ def test_block_copies_move_contents_in_order() -> None:
     assert run(runner, plan) == [following(fork, 1)]
 
 
+def test_a_copied_block_may_be_freed_and_written_in_the_same_plan() -> None:
+    runner = ChecksumRunner(FACTS)
+    execute(runner, PREFILL)
+    fork = [*PROMPT[:5], 77, 78, 79, 80]  # and takes block 4, its source, for its last token
+    plan = make_plan(
+        2,
+        leaves=[0],
+        joins=[make_join(1, fork, [9, 6, 4])],
+        copies=[(4, 6)],
+        chunks=[(1, 5, 4, 1)],
+    )
+    assert run(runner, plan) == [following(fork, 1)]
+
+
+def test_a_sequence_leaves_for_the_host_and_comes_back_elsewhere() -> None:
+    runner = ChecksumRunner(make_facts(vocab_size=WIDE, host_blocks=3))
+    execute(runner, PREFILL)
+    other = [50, 51, 52, 53, 54, 55, 56, 57]
+    # Another takes its slot and its blocks in the plan that moves them out.
+    plan = make_plan(
+        2,
+        leaves=[0],
+        swap_outs=[(9, 2), (4, 0)],
+        joins=[make_join(0, other, [9, 4], generation=1)],
+        chunks=[(0, 0, 8, 1)],
+    )
+    assert run(runner, plan) == [following(other, 1)]
+    back = [*PROMPT, *following(PROMPT, 1)]
+    plan = make_plan(
+        3,
+        swap_ins=[(2, 5), (0, 6)],
+        joins=[make_join(1, back, [5, 6], prompt_len=len(PROMPT))],
+        chunks=[(1, len(PROMPT), 1, 1)],
+    )
+    assert run(runner, plan) == [following(back, 1)]
+
+
+def test_a_step_out_of_memory_has_moved_blocks_to_the_host() -> None:
+    facts = make_facts(vocab_size=WIDE, host_blocks=3)
+    runner = ChecksumRunner(facts, faults=Faults(memory_step=2))
+    execute(runner, PREFILL)
+    other = [50, 51, 52, 53]
+    plan = make_plan(
+        2,
+        leaves=[0],
+        swap_outs=[(9, 2), (4, 0)],
+        joins=[make_join(0, other, [9], generation=1)],
+        chunks=[(0, 0, 4, 1)],
+    )
+    assert execute(runner, plan).counts.tolist() == [-1]
+    back = [*PROMPT, *following(PROMPT, 1)]
+    plan = make_plan(
+        3,
+        swap_ins=[(2, 5), (0, 6)],
+        joins=[make_join(1, back, [5, 6], prompt_len=len(PROMPT))],
+        chunks=[(1, len(PROMPT), 1, 1)],
+    )
+    assert run(runner, plan) == [following(back, 1)]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -250,14 +310,17 @@ def test_a_rank_above_0_reports_no_logprobs() -> None:
 
 
 def test_every_token_of_random_plans_is_the_oracles() -> None:
-    nil_lists = copies = 0
+    nil_lists = copies = exchanged = 0
     for seed in range(20):
         runner = ChecksumRunner(FACTS)
-        for expected in RandomPlans(random.Random(seed), FACTS, oracle).plans(60):
+        plans = RandomPlans(random.Random(seed), FACTS, oracle)
+        for expected in plans.plans(60):
             output = execute(runner, expected.plan)
             assert output.tokens.tolist() == expected.tokens, f"seed {seed}"
             assert output.counts.tolist() == expected.counts, f"seed {seed}"
             nil_lists += expected.plan.decode is None
             copies += bool(expected.plan.copies)
+        exchanged += plans.num_exchanged
     assert nil_lists > 100
     assert copies > 50
+    assert exchanged > 50

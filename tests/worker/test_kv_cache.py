@@ -86,6 +86,16 @@ def test_copies_happen_in_order(cache: KVCache):
     assert contents(cache) == [5, 1, 3, 1, 5, 0]
 
 
+def test_clear_tail(cache: KVCache):
+    before = cache.data.clone()
+    cache.clear_tail(1, 3)
+    changed = torch.argwhere(cache.data != before)
+    of_block = changed[:, block_dim(cache)]
+    of_position = changed[:, 4 if cache.layout is KVLayout.HEADS_FIRST else 3]
+    assert set(zip(of_block.tolist(), of_position.tolist(), strict=True)) == {(1, 3)}
+    assert len(changed) == 2 * 2 * 3 * 8
+
+
 def test_clear(cache: KVCache):
     cache.clear_blocks([1, 4])
     assert contents(cache) == [1, 0, 3, 4, 0, 0]

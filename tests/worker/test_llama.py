@@ -144,6 +144,19 @@ def test_scattered_blocks_shared_and_copied(tiny):
     assert_close(stepper.decode({0: 7})[0], reference_logits(reference, [*tokens, 7])[22])
 
 
+def test_what_another_has_left_in_a_copied_block_is_not_read(tiny):
+    path, reference = tiny
+    tokens = text(6)
+    stepper = Stepper(path)
+    stepper.prefill(0, tokens, [9, 2])
+    # As the other's next steps leave it when they fail.
+    stepper.cache.data[:, :, :, 2, 2:] = float("nan")
+    join = make_join(1, tokens, [9, 40], generation=5)
+    logits = stepper.step(joins=[join], copies=[(2, 40)], chunks=[(1, 5, 1, 1)])
+    assert_close(logits[0], reference_logits(reference, tokens)[5])
+    assert_close(stepper.decode({1: 7})[0], reference_logits(reference, [*tokens, 7])[6])
+
+
 def test_bfloat16(tiny):
     path, reference = tiny
     tokens = text(30)

@@ -14,6 +14,7 @@ from tests.worker.plan_builder import execute, make_join, make_plan
 from tests.worker.thread_ranks import on_all, thread_ranks
 from tests.worker.tiny_models import CPU, reference_logits, save_llama
 from worker.attention.torch_attention import TorchAttention
+from worker.host_blocks import HostBlocks
 from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
@@ -53,6 +54,7 @@ class Driver:
             slots=8,
             max_model_len=96,
             vocab_size=config.vocab_size,
+            host_blocks=16,
         )
         sampling = SamplingSlots(9, config.vocab_size, CPU)
         self.runner = ModelRunner(
@@ -65,6 +67,7 @@ class Driver:
             tp=group.size,
             min_rows=4,
             device=CPU,
+            host_blocks=HostBlocks(self.cache, 16),
         )
         self._step_id = 0
 
@@ -95,6 +98,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
 
 
 PROMPTS = [[5, 6, 7, 8, 9], [100] * 11, [1]]
+
+
+def test_a_sequence_that_was_on_the_host_goes_on_as_it_would_have(tiny):
+    path, reference = tiny
+    driver = Driver(path)
+    tokens = PROMPTS[0] + driver.start(PROMPTS).tokens[:1].tolist()
+    # What is left of its blocks is the next one's to write.
+    driver.step(
+        leaves=[0],
+        swap_outs=[(0, 5), (1, 3)],
+        joins=[make_join(0, PROMPTS[1], [0, 1, 2], generation=9)],
+        chunks=[(0, 0, 11, 1)],
+    )
+    output = driver.step(
+        swap_ins=[(5, 50), (3, 51)],
+        joins=[make_join(3, tokens, [50, 51], generation=9, prompt_len=5)],
+        chunks=[(3, 5, 1, 1)],
+    )
+    assert int(output.tokens[0]) == int(reference_logits(reference, tokens)[-1].argmax())
 
 
 def test_greedy_tokens_are_transformers(tiny):
@@ -224,18 +246,21 @@ def test_out_of_memory_fails_the_steps_rows(
     driver = Driver(path)
     group = on_all(partial(Driver, path, group=rank) for rank in thread_ranks(2))
     on_all(partial(rank.start, PROMPTS[:1]) for rank in group)
-    driver.start(PROMPTS[:1])
+    driver.start(PROMPTS[:2])
     for one in (driver, *group):
         monkeypatch.setattr(one.model, "forward", raise_error)
-    output = driver.step(decode=[0])
+    output = driver.step(decode=[0], new_blocks=[(1, 0, 63)])
     assert output.counts.tolist() == [-1]
     assert output.failures.tolist() == [ErrorCode.OUT_OF_MEMORY]
     for rank in group:
         with pytest.raises(ProcessError, match="Step 2 ran out of memory"):
             rank.step(decode=[0])
     monkeypatch.undo()
-    output = driver.step(leaves=[0], joins=[make_join(1, [4], [0])], chunks=[(1, 0, 1, 1)])
-    assert output.counts.tolist() == [1]
+    output = driver.step(
+        leaves=[0], joins=[make_join(2, [4], [0])], decode=[1], chunks=[(2, 0, 1, 1)]
+    )
+    # Slot 1 has no way to know whether its new block has come through.
+    assert output.counts.tolist() == [-1, 1]
 
 
 def test_other_errors_pass(tiny, monkeypatch: pytest.MonkeyPatch):

@@ -20,10 +20,11 @@ def test_tables_follow_the_plans():
 def test_what_a_plan_changes():
     tables = np.array([[5, 6, -1], [8, 9, 4], [1, -1, -1]], dtype=np.int32)
     held = np.array([2, 3, 1], dtype=np.int32)
-    new_blocks = np.array([[1, 2, 4], [0, 1, 6]], dtype=np.int32)
+    new_blocks = np.array([[1, 2, 4], [0, 1, 6], [2, 0, 1]], dtype=np.int32)
     changed = changed_blocks([0], new_blocks, tables, held)
     assert [(slot, first, blocks.tolist()) for slot, first, blocks in changed] == [
         (0, 0, [5, 6]),  # joined with one block and got another: all of them
         (1, 2, [4]),
+        (2, 0, [1]),  # in the place of another
     ]
     assert changed_blocks([], np.zeros((0, 3), dtype=np.int32), tables, held) == []

@@ -141,6 +141,14 @@ def test_rule_2_joins_come_before_new_blocks_and_these_before_rows(table: SlotTa
     assert rows.new_blocks.tolist() == [[0, 1, 9]]
 
 
+def test_rule_2_a_new_block_may_replace_one_that_is_full(decoding: SlotTable) -> None:
+    rows = decoding.apply(make_plan(3, decode=[0], new_blocks=[(1, 0, 9), (0, 2, 3), (0, 0, 9)]))
+    assert rows.new_blocks.tolist() == [[1, 0, 9], [0, 2, 3], [0, 0, 9]]
+    assert decoding.block_tables[:2, :4].tolist() == [[9, 6, 3, -1], [9, -1, -1, -1]]
+    assert decoding.num_blocks_held[:2].tolist() == [3, 1]
+    assert refusal(decoding, make_plan(4, decode=[1])).startswith("step 4: slot 1 computes pos")
+
+
 def test_rule_2_a_join_sets_the_length_to_its_first_chunks_start(table: SlotTable) -> None:
     rows = table.apply(
         make_plan(
@@ -214,6 +222,39 @@ def test_rule_8_the_index_of_a_sampled_token_is_the_length_after_its_row(
     )
     assert rows.sampled_slots.tolist() == [0, 2]
     assert rows.sampled_indices.tolist() == decoding.lengths[[0, 2]].tolist() == [6, 2]
+
+
+# Groups of decode rows with the same first blocks.
+
+
+@pytest.fixture
+def grouped(table: SlotTable) -> SlotTable:
+    """Slots 0 and 1 are a group: both decode, and share their first block."""
+    joins = [make_join(0, [10, 11, 12, 13], [5, 6]), make_join(1, [10, 11, 12, 13], [5, 7])]
+    table.apply(make_plan(1, joins=joins, chunks=[(0, 0, 4, 1), (1, 0, 4, 1)]))
+    table.apply(make_plan(2, decode=[0, 1], groups=[(0, 0, 1), (1, 0, 1)]))
+    return table
+
+
+def test_nil_groups_are_exactly_the_previous_plans(grouped: SlotTable) -> None:
+    grouped.apply(make_plan(3, decode=None))
+    join = make_join(2, [8, 9], [3])
+    grouped.apply(make_plan(4, joins=[join], decode=[1, 0], chunks=[(2, 0, 2, 1)]))
+    assert refusal(grouped, make_plan(5, decode=[0, 2])) == (
+        "step 5: slot 1 is in a group but has no decode row"
+    )
+
+
+def test_groups_end_with_an_empty_column(grouped: SlotTable) -> None:
+    grouped.apply(make_plan(3, decode=[0], groups=[]))
+    grouped.apply(make_plan(4, decode=None))
+
+
+def test_groups_that_the_tables_do_not_have_are_fatal(grouped: SlotTable) -> None:
+    plan = make_plan(3, decode=None, groups=[(0, 0, 2), (1, 0, 2)])
+    assert refusal(grouped, plan) == (
+        "step 3: slot 0 shares blocks that it has not filled, or none"
+    )
 
 
 # Rule 9: a failed slot answers without being computed until it leaves.
@@ -338,6 +379,18 @@ def join_2_with(**changes: object) -> Join:
             "a block copy names a block outside 0 to 15",
         ),
         (
+            make_plan(3, swap_outs=[(16, 0)], decode=[0]),
+            "a move to or from the host names a block outside 0 to 15",
+        ),
+        (
+            make_plan(3, swap_outs=[(0, 0)], decode=[0]),
+            "a move names a host block that is not below 0",
+        ),
+        (
+            make_plan(3, swap_ins=[(-1, 0)], decode=[0]),
+            "a move names a host block that is not below 0",
+        ),
+        (
             make_plan(3, new_blocks=[(2, 0, 3)], decode=[0]),
             "slot 2 gets a new block but is free",
         ),
@@ -347,7 +400,11 @@ def join_2_with(**changes: object) -> Join:
         ),
         (
             make_plan(3, new_blocks=[(0, 1, 3)], decode=[0]),
-            "slot 0 gets a new block at index 1 but holds 2",
+            "slot 0 gets another block at index 1 but its length is 5",
+        ),
+        (
+            make_plan(3, new_blocks=[(0, -1, 3)], decode=[0]),
+            "slot 0 gets a new block at index -1 but holds 2",
         ),
         (
             make_plan(3, new_blocks=[(0, 3, 3)], decode=[0]),

@@ -6,7 +6,8 @@ Decode rows are gathered from the cache into one contiguous buffer per group of 
 
 and attended to in two batched products, with the query heads that share a KV head as the rows of
 its matrix. A mask hides what lies past a row's length; since a weight of zero times a foreign NaN
-is NaN all the same, a block is zeroed when a step begins to fill it.
+is NaN all the same, a block is zeroed when a step begins to fill it, and the rest of a block when
+a chunk goes on in it, which may have been copied from another sequence.
 
 A chunk that starts a sequence attends to its own fresh keys and values; any other gathers its
 sequence's blocks and goes in tiles of queries, so that masks stay small.
@@ -59,6 +60,10 @@ class TorchAttention:
         """Compute the indices and masks that all layers of a step share."""
         shape = self._cache.shape
         self._cache.clear_blocks(batch.opened_blocks)
+        for chunk in batch.chunks:
+            number, offset = divmod(chunk.start, shape.block_size)
+            if offset:
+                self._cache.clear_tail(int(chunk.block_table[number]), offset)
         groups = split_by_length(
             batch.decode_lengths,
             block_size=shape.block_size,

@@ -61,14 +61,20 @@ class Launch(NamedTuple):
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, setting: Setting, scratch: Scratch
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    setting: Setting,
+    scratch: Scratch,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return x · weightᵀ + bias, [rows, outputs].
+    """Return x · weightᵀ + bias, [rows, outputs]: in `out` of any float type, or like `x`.
 
     `x` is [rows, inputs] with each row's elements together; `weight` [outputs, inputs] and
     contiguous. The setting must fit.
     """
-    out = x.new_empty(len(x), len(weight))
+    if out is None:
+        out = x.new_empty(len(x), len(weight))
     launch = prepare_launch(x, weight, bias, setting, scratch, out)
     launch.kernel[launch.grid](*launch.arguments, **launch.options)
     return out

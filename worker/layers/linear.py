@@ -7,7 +7,7 @@ Three products, chosen when weights are in place (`Linear.prepare`):
   GFLOP/s at 16 rows or more where `F.linear` does 50-130 (float32, two Zen 4 cores;
   docs/performance/cpu.md).
 - on a GPU that has been measured, what `worker.tuned_products` chooses by the number of rows.
-- `PlainProduct` everywhere else: `F.linear`.
+- `PlainProduct` everywhere else: torch's own.
 
 The oneDNN operators are those that torch's own compiler emits for frozen CPU models.
 """
@@ -32,21 +32,34 @@ class Product(Protocol):
 class ProductChoice(Protocol):
     """Chooses a product for a weight that is in place."""
 
-    def choose(self, weight: Tensor, bias: Tensor | None) -> Product | None:
+    def choose(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Product | None:
         """Return a product with the weight, [out, in]; None where there is none better."""
         ...
 
 
-class PlainProduct:
-    """`F.linear`: any device, any dtype."""
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    """Return x · weightᵀ + bias by torch, [rows, out].
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    float32 from 16 bits is for GPUs alone, and without a bias: the sums are in float32 there
+    anyway, and are not rounded.
+    """
+    if out_dtype == weight.dtype:
+        return F.linear(x, weight, bias)
+    assert bias is None, "a product with a bias has its weight's dtype"
+    return torch.mm(x, weight.t(), out_dtype)
+
+
+class PlainProduct:
+    """`multiply`: any device, any dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> None:
         self._weight = weight
         self._bias = bias
+        self._out_dtype = out_dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x · weightᵀ + bias."""
-        return F.linear(x, self._weight, self._bias)
+        return multiply(x, self._weight, self._bias, self._out_dtype)
 
 
 class OneDnnProduct:
@@ -96,7 +109,9 @@ class Linear(nn.Module):
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
+        """`out_dtype` is that of the product where it is not the weight's (`multiply`)."""
         super().__init__()
         self.weight: Tensor = nn.Parameter(
             torch.empty(out_features, in_features, dtype=dtype, device=device),
@@ -109,7 +124,8 @@ class Linear(nn.Module):
             else None
         )
         """[out]"""
-        self._product: Product = PlainProduct(self.weight, self.bias)
+        self._out_dtype = out_dtype or dtype
+        self._product: Product = PlainProduct(self.weight, self.bias, self._out_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x · weightᵀ + bias."""
@@ -130,14 +146,16 @@ class Linear(nn.Module):
         """Use another module's weight, [out, in], until prepared."""
         assert weight.shape == self.weight.shape, "a tied weight has the shape of its own"
         self.weight = weight
-        self._product = PlainProduct(weight, self.bias)
+        self._product = PlainProduct(weight, self.bias, self._out_dtype)
 
     def prepare(self, products: ProductChoice | None = None) -> None:
         """Choose the product, now that the weight has its values. Called once, after loading.
 
         `products` has the first say.
         """
-        chosen = products.choose(self.weight, self.bias) if products else None
+        chosen = None
+        if products is not None:
+            chosen = products.choose(self.weight, self.bias, self._out_dtype)
         if chosen is not None:
             self._product = chosen
             return

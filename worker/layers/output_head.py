@@ -14,6 +14,8 @@ class OutputHead(nn.Module):
     """Scores this rank's token ids. [rows, hidden] -> [rows, vocabulary.width]
 
     All ranks return the same width; what is no token has the logit -inf and is never sampled.
+    On a GPU logits are float32: rounded to bfloat16 they would differ by steps of 0.125, and the
+    first choice would often be a draw.
     """
 
     def __init__(
@@ -28,7 +30,12 @@ class OutputHead(nn.Module):
         self.ids = vocabulary.ids
         self._padding = vocabulary.width - vocabulary.ids.size
         self.product = Linear(
-            hidden_size, vocabulary.ids.size, bias=False, dtype=dtype, device=device
+            hidden_size,
+            vocabulary.ids.size,
+            bias=False,
+            dtype=dtype,
+            device=device,
+            out_dtype=torch.float32 if device.type == "cuda" else dtype,
         )
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def test_a_streams_gap_stays_at_the_target_whatever_arrives(card, target_s):
     one = replica(Card.load(card), LatencyPolicy(itl_target_s=target_s), max_num_seqs=256)
     outcome = answer([stream, *prompts], one)
     assert outcome.finished == 601
-    assert outcome.gap.largest <= target_s * 1.01
+    assert outcome.gap.largest <= target_s * 1.02
 
 
 def test_a_short_prompt_starts_within_three_steps_behind_a_long_one():

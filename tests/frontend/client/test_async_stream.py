@@ -7,8 +7,16 @@ import pytest
 
 from frontend.client.async_client import AsyncClient
 from frontend.client.errors import EngineTimeoutError
+from protocol.columns import pack_int32, pack_int64
 from protocol.errors import ErrorCode, RequestError
-from protocol.messages import Abort, ErrorInfo, FinishReason, Generate, Usage
+from protocol.messages import (
+    Abort,
+    ErrorInfo,
+    FinishReason,
+    Generate,
+    QueuePositions,
+    Usage,
+)
 
 BAD = ErrorInfo(code=ErrorCode.INVALID_REQUEST, message="No.", param="prompt")
 
@@ -151,3 +159,20 @@ def test_a_refusal_is_raised_where_the_stream_is_read(endpoint):
             client.stream("\ud800")
 
     with_client(endpoint, use)
+
+
+def test_it_tells_where_its_request_waits(endpoint):
+    endpoint.on_generate = endpoint.hold
+
+    async def use(client):
+        told = []
+        stream = client.stream("ab", on_position=told.append)
+        await asyncio.to_thread(endpoint.take, Generate)
+        for position in (2, 1):
+            message = QueuePositions(requests=pack_int64([1]), positions=pack_int32([position]))
+            endpoint.send_to_all(message)
+        endpoint.release()
+        deltas = [delta async for delta in stream]
+        return told, stream.queue_position, len(deltas)
+
+    assert with_client(endpoint, use) == ([2, 1], 1, 4)

@@ -89,6 +89,7 @@ def test_every_argument_reaches_the_launcher(launched):
         "policy": "latency",
         "itl_target_ms": 12.5,
         "max_waiting_requests": 9,
+        "swap_space_gib": 0.5,
         "max_waiting_tokens": 90,
         "max_in_flight": 1,
         "prefix_cache": False,

@@ -113,3 +113,26 @@ def test_only_chats_are_chats():
     for wrong in ("Hi", ["Hi"], [[1, 2]], [CHAT, []]):
         with pytest.raises(RequestError, match="is no list of chat messages"):
             list_chats(wrong)
+
+
+def test_priority_and_deadline_are_every_requests():
+    requests = build_requests(["a", [1]], None, stream=False, priority=-2, deadline_s=3)
+    assert [(each.priority, each.deadline_s) for each in requests] == [(-2, 3)] * 2
+    assert build_request("a", None, stream=True).deadline_s is None
+
+
+@pytest.mark.parametrize(
+    ("turn", "sentence"),
+    [
+        ({"priority": 2**31}, "priority is 2147483648: expected `int` <= 2147483647."),
+        ({"priority": 1.5}, "priority is 1.5: expected `int`, got `float`."),
+        ({"deadline_s": 0}, "deadline_s is 0: expected `float` > 0"),
+        ({"deadline_s": 604_801}, "deadline_s is 604801: expected `float` <= 604800"),
+        ({"deadline_s": float("nan")}, "deadline_s is nan: expected `float`"),
+        ({"deadline_s": "5"}, "deadline_s is '5': expected `float | null`, got `str`."),
+    ],
+)
+def test_a_turn_that_cannot_be_is_named(turn, sentence):
+    with pytest.raises(RequestError, match=re.escape(sentence)) as caught:
+        build_request("a", None, stream=True, **turn)
+    assert [caught.value.param] == list(turn)

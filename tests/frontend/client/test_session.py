@@ -5,9 +5,9 @@ import random
 import pytest
 
 from frontend.client.errors import EngineGoneError
-from frontend.client.results import Delta, Ended
+from frontend.client.results import Delta, Ended, Queued
 from frontend.client.session import Failed, Session
-from protocol.columns import pack_int32
+from protocol.columns import pack_int32, pack_int64
 from protocol.errors import ErrorCode, ProtocolError, RequestError
 from protocol.messages import (
     Abort,
@@ -21,6 +21,7 @@ from protocol.messages import (
     Hello,
     Output,
     Ping,
+    QueuePositions,
     Reset,
     ResetCache,
     Role,
@@ -29,7 +30,7 @@ from protocol.messages import (
     StatusReply,
 )
 
-OVERLOADED = ErrorInfo(code=ErrorCode.OVERLOADED, message="Full.")
+OVERLOADED = ErrorInfo(code=ErrorCode.OVERLOADED, message="Full.", retry_after_s=5)
 STATUS = StatusReply(model="m", ready=True, facts=None, live_requests=0, waiting_requests=0)
 BAD = ErrorInfo(code=ErrorCode.INVALID_REQUEST, message="No.", param="prompt")
 
@@ -551,3 +552,29 @@ def test_whatever_happens_each_request_ends_once_and_the_window_holds(frontend_s
         for sample in range(3):
             shown = [e for e in sink if isinstance(e, Delta) and e.sample == sample]
             assert tokens_of(shown) == list(range(len(tokens_of(shown))))
+
+
+def test_a_refusal_tells_when_to_try_again(talk):
+    _, events = talk.submit()
+    talk.say(output(1, [], error=OVERLOADED))
+    (end,) = ends_of(events)
+    assert (end.error.code, end.error.retry_after_s) == (ErrorCode.OVERLOADED, 5)
+
+
+def positions(*rows):
+    return QueuePositions(
+        requests=pack_int64(number for number, _ in rows),
+        positions=pack_int32(position for _, position in rows),
+    )
+
+
+def test_a_request_hears_where_it_waits_until_it_has_output(talk):
+    _, events = talk.submit()
+    _, others = talk.submit()
+    talk.say(positions((1, 3), (2, 4), (99, 1)), positions((1, 1)))
+    assert events == [Queued(request_id=1, position=3), Queued(request_id=1, position=1)]
+    talk.say(output(1, [5], reason=None), positions((1, 2)))
+    assert [type(event) for event in events] == [Queued, Queued, Delta]
+    talk.session.abort(2)
+    talk.say(positions((2, 1)))
+    assert [type(event) for event in others] == [Queued, Delta, Ended]

@@ -8,8 +8,17 @@ import pytest
 
 from frontend.client.client import Client
 from frontend.client.errors import ClientUseError, EngineTimeoutError
+from protocol.columns import pack_int32, pack_int64
 from protocol.errors import ErrorCode, RequestError
-from protocol.messages import Abort, ErrorInfo, FinishReason, Generate, SamplingParams, Usage
+from protocol.messages import (
+    Abort,
+    ErrorInfo,
+    FinishReason,
+    Generate,
+    QueuePositions,
+    SamplingParams,
+    Usage,
+)
 
 BAD = ErrorInfo(code=ErrorCode.INVALID_REQUEST, message="No.", param="prompt")
 
@@ -158,3 +167,18 @@ def test_a_refusal_is_raised_where_the_stream_is_read(endpoint, client):
         next(stream)
     with pytest.raises(RequestError, match="half a surrogate pair"):
         client.stream("\ud800")
+
+
+def test_it_tells_where_its_request_waits(endpoint, client):
+    endpoint.on_generate = endpoint.hold
+    told = []
+    stream = client.stream("ab", on_position=told.append)
+    assert stream.queue_position is None
+    endpoint.take(Generate)
+    for position in (2, 1):
+        message = QueuePositions(requests=pack_int64([1]), positions=pack_int32([position]))
+        endpoint.send_to_all(message)
+    endpoint.release()
+    assert next(stream).token_ids == [97]
+    assert (told, stream.queue_position) == ([2, 1], 1)
+    assert len(list(stream)) == 3

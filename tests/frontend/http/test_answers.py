@@ -1,13 +1,14 @@
 """Streams, failures in them, and clients that leave."""
 
 import asyncio
+import json
 import logging
 
 import pytest
 
-from protocol.columns import unpack_int32
+from protocol.columns import pack_int32, pack_int64, unpack_int32
 from protocol.errors import ErrorCode
-from protocol.messages import FinishReason
+from protocol.messages import FinishReason, QueuePositions
 from tests.frontend.conftest import parse_events, until
 
 CHAT = "/v1/chat/completions"
@@ -46,7 +47,6 @@ def test_a_failure_before_the_first_token_is_a_plain_error(serve, code, status, 
     [
         (ErrorCode.OUT_OF_MEMORY, "out_of_memory"),
         (FinishReason.ABORT, "aborted"),
-        (FinishReason.TIMEOUT, "timeout"),
         (999, "internal_error"),
     ],
 )
@@ -68,6 +68,65 @@ def test_a_failure_after_the_first_token_is_an_event_then_done(serve, reason, co
     assert error["error"]["code"] == code
     assert set(error["error"]) == {"message", "type", "param", "code"}
     assert done == "[DONE]"
+
+
+def test_a_timeout_keeps_what_there_is(serve):
+    async def use(serving):
+        body = {**BODY, "n": 2, "stream_options": None}
+        answers = []
+        for stream in (False, True):
+            answer = await serving.http.open("POST", CHAT, {**body, "stream": stream})
+            first, second = [await serving.scheduler.next_sequence() for _ in range(2)]
+            serving.scheduler.tokens(first, serving.encode("Hello"))
+            serving.scheduler.tokens(first, [], reason=FinishReason.TIMEOUT)
+            serving.scheduler.tokens(second, [], reason=FinishReason.TIMEOUT)
+            await answer.head()
+            answers.append((answer.status, await answer.rest()))
+            answer.close()
+        return answers
+
+    (status, whole), (_, stream) = serve(use)
+    assert status == 200
+    choices = json.loads(whole)["choices"]
+    assert [choice["message"]["content"] for choice in choices] == ["Hello", ""]
+    assert [choice["finish_reason"] for choice in choices] == ["timeout"] * 2
+    *events, done = parse_events(stream)
+    assert done == "[DONE]"
+    assert not any("error" in event for event in events)
+    ends = {event["choices"][0]["index"]: event["choices"][0]["finish_reason"] for event in events}
+    assert ends == {0: "timeout", 1: "timeout"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_timeout_before_the_first_token_is_a_plain_error_that_is_not_to_be_retried(serve, stream):
+    async def use(serving):
+        serving.scheduler.answer = lambda sequence: serving.scheduler.tokens(
+            sequence, [], reason=FinishReason.TIMEOUT
+        )
+        return await serving.http.request("POST", CHAT, {**BODY, "n": 2, "stream": stream})
+
+    status, headers, content = serve(use)
+    assert (status, headers["x-should-retry"], "retry-after" in headers) == (504, "false", False)
+    assert json.loads(content)["error"] == {
+        "message": "The request's time, deadline_s, ran out before its first token.",
+        "type": "server_error",
+        "param": None,
+        "code": "timeout",
+    }
+
+
+def test_time_that_runs_out_while_the_prompt_is_read(serve):
+    async def use(serving):
+        async def tokenize(text, *, add_special_tokens=True):
+            await asyncio.sleep(30)
+
+        serving.engine._text.tokenize = tokenize
+        body = {"prompt": "hello", "deadline_s": 0.05}
+        answer = await serving.http.request("POST", "/v1/completions", body)
+        return answer, serving.scheduler.sequences
+
+    (status, _, content), sequences = serve(use)
+    assert (status, json.loads(content)["error"]["code"], sequences) == (504, "timeout", [])
 
 
 def test_a_failure_of_one_choice_ends_the_others(serve):
@@ -156,6 +215,59 @@ def test_a_comment_breaks_a_long_silence(serve, monkeypatch):
     assert comments == [b": keepalive\n\n"] * 3
     assert b'"content":"Hi"' in first
     assert parse_events(rest)[-1] == "[DONE]"
+
+
+def test_comments_tell_where_a_request_waits(serve, monkeypatch):
+    monkeypatch.setattr("frontend.http.answers.QUEUED_S", 0.05)
+
+    async def use(serving):
+        answer = await serving.http.open("POST", CHAT, {**BODY, "stream": True, "n": 2})
+        first, _ = [await serving.scheduler.next_sequence() for _ in range(2)]
+
+        def move(*positions):
+            serving.scheduler.connection.send(
+                QueuePositions(
+                    requests=pack_int64([first.request_id] * len(positions)),
+                    positions=pack_int32(positions),
+                )
+            )
+
+        move(12, 13)
+        await answer.head()
+        comments = [await answer.part()]
+        for position in (9, 8, 7):  # sooner than it is told
+            move(position)
+            await asyncio.sleep(0.005)
+        comments.append(await answer.part())
+        move(0)
+        await asyncio.sleep(0.1)
+        move(3)  # another sample
+        await asyncio.sleep(0.1)
+        serving.scheduler.tokens(first, serving.encode("Hi"), reason=FinishReason.LENGTH)
+        first_event = await answer.part()
+        answer.close()
+        return comments, first_event
+
+    comments, first_event = serve(use)
+    assert comments == [b": queued position=12\n\n", b": queued position=7\n\n"]
+    assert b'"content":"Hi"' in first_event
+
+
+def test_a_request_that_soon_runs_is_told_no_position(serve):
+    async def use(serving):
+        def answer(sequence):
+            serving.scheduler.connection.send(
+                QueuePositions(
+                    requests=pack_int64([sequence.request_id]), positions=pack_int32([2])
+                )
+            )
+            serving.scheduler.tokens(sequence, [], reason=ErrorCode.NUMERIC)
+
+        serving.scheduler.answer = answer
+        return await serving.http.request("POST", CHAT, {**BODY, "stream": True})
+
+    status, _, _ = serve(use)
+    assert status == 500
 
 
 def test_a_client_that_reads_nothing_is_dropped(serve, monkeypatch, caplog):

@@ -1,11 +1,12 @@
 """The routes, over real HTTP, with a scheduler that says what the test wants."""
 
 import json
+import time
 
 import pytest
 
 from protocol.columns import unpack_int32
-from protocol.messages import CacheStats, FinishReason, Ping
+from protocol.messages import PROTOCOL_VERSION, CacheStats, FinishReason, Ping
 from tests.frontend.conftest import until
 
 CHAT = "/v1/chat/completions"
@@ -678,7 +679,7 @@ def test_models_and_version(serve):
     assert models == {"object": "list", "data": [model]}
     assert model.pop("created") > 1_700_000_000
     assert model == {"id": "smol", "object": "model", "owned_by": "tokenwire", "max_model_len": 512}
-    assert version["protocol_version"] == 2
+    assert version["protocol_version"] == PROTOCOL_VERSION
 
 
 def test_tokenizing_over_http(serve):
@@ -718,3 +719,50 @@ def test_an_internal_error_shows_nothing_of_itself(serve, monkeypatch, caplog):
         "code": "internal_server_error",
     }
     assert "ValueError: at 0x7f00" in caplog.text
+
+
+# ------------------------------------------------------------------------------
+# Priority and deadline
+
+
+def test_priority_and_deadline_reach_the_scheduler_with_every_prompt_and_sample(serve):
+    async def use(serving):
+        serving.will_say("x")
+        before = time.monotonic()
+        fields = {"priority": -7, "deadline_s": 2.5, "n": 2}
+        await serving.http.post(COMPLETIONS, {"prompt": ["a", "b"], **fields})
+        await serving.http.post(CHAT, {"messages": HI, **fields})
+        await serving.http.post(CHAT, {"messages": HI, "priority": None, "deadline_s": None})
+        return serving.scheduler.sequences, before, time.monotonic()
+
+    sequences, before, after = serve(use)
+    assert [sequence.priority for sequence in sequences] == [-7] * 6 + [0]
+    *limited, last = [sequence.deadline for sequence in sequences]
+    assert last is None
+    assert len(set(limited[:4])) == len(set(limited[4:])) == 1
+    assert all(before + 2.5 <= deadline <= after + 2.5 for deadline in limited)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "sentence"),
+    [
+        ({"priority": 2**31}, "priority", "priority is 2147483648; it must be -2147483648 to"),
+        ({"priority": -(2**70)}, "priority", "it must be -2147483648 to 2147483647."),
+        ({"priority": "high"}, "priority", "priority: Expected `int`, got `str`."),
+        ({"priority": 0.5}, "priority", "priority: Expected `int`, got `float`."),
+        ({"deadline_s": 0}, "deadline_s", "deadline_s is 0; it must be above 0 and at most"),
+        ({"deadline_s": -1.5}, "deadline_s", "deadline_s is -1.5; it must be above 0"),
+        ({"deadline_s": 604801}, "deadline_s", "must be above 0 and at most 604800 seconds."),
+        ({"deadline_s": "5s"}, "deadline_s", "deadline_s: Expected `float`, got `str`."),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "prompt"), [(CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "x"})]
+)
+def test_wrong_priorities_and_deadlines(serve, path, prompt, fields, param, sentence):
+    async def use(serving):
+        return await serving.http.post(path, {**prompt, **fields}), serving.scheduler.sequences
+
+    (status, answer), sequences = serve(use)
+    assert (status, answer["error"]["param"], sequences) == (400, param, [])
+    assert sentence in answer["error"]["message"]

@@ -38,14 +38,23 @@ def test_a_failure_as_http(failure):
     }
 
 
+def test_a_refusal_that_knows_when_to_come_again_says_so():
+    for failure in (
+        RequestError(ErrorCode.OVERLOADED, "Full.", retry_after_s=17),
+        ErrorInfo(code=ErrorCode.OVERLOADED, message="Full.", retry_after_s=17),
+    ):
+        assert to_http(failure).headers == {"Retry-After": "17"}
+
+
 def test_only_passing_failures_say_when_to_come_again():
     retried = {code for code in ErrorCode if to_http(RequestError(code, "x")).headers}
     assert retried == {ErrorCode.OVERLOADED, ErrorCode.NOT_READY}
 
 
 def test_ends_that_are_no_answers():
-    assert ending_to_http(FinishReason.ABORT).detail.code == "aborted"
-    assert ending_to_http(FinishReason.TIMEOUT).detail.code == "timeout"
+    abort, timeout = ending_to_http(FinishReason.ABORT), ending_to_http(FinishReason.TIMEOUT)
+    assert (abort.status, abort.detail.code, abort.headers) == (503, "aborted", {})
+    assert (timeout.status, timeout.detail.code) == (504, "timeout")
 
 
 def test_errors_of_our_own():

@@ -1,0 +1,56 @@
+"""The running samples of each request: who computes the prompt, and who can take it over."""
+
+from scheduler.sequence import Sequence
+
+
+class Samples:
+    """Finds a sequence's siblings, which are the other samples of its request that run."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[bytes, int], dict[Sequence, None]] = {}
+
+    def enter(self, sequence: Sequence) -> None:
+        """Note that a sequence runs now."""
+        self._running.setdefault(_request(sequence), {})[sequence] = None
+
+    def leave(self, sequence: Sequence) -> None:
+        """Note that a sequence does not run any more."""
+        samples = self._running[_request(sequence)]
+        del samples[sequence]
+        if not samples:
+            del self._running[_request(sequence)]
+
+    def find(self, sequence: Sequence) -> Sequence | None:
+        """Return a sibling that holds, or will hold, all that the sequence can take over.
+
+        One that has computed it comes before one that is still about to.
+        """
+        length = length_in_common(sequence)
+        expected: Sequence | None = None
+        for sibling in self._running.get(_request(sequence), ()):
+            is_computed = sibling.num_computed >= length
+            # One that drains may have given up its blocks.
+            if not sibling.block_table or (expected is not None and not is_computed):
+                continue
+            # Nothing but the frontend's word says that samples have the same prompt.
+            is_same = (
+                sibling.chain.domain == sequence.chain.domain
+                and sibling.tokens[:length] == sequence.tokens[:length]
+            )
+            if is_same and is_computed:
+                return sibling
+            if is_same:
+                expected = sibling
+        return expected
+
+
+def length_in_common(sequence: Sequence) -> int:
+    """Return how many tokens a sequence can take over from a sibling: its prompt's.
+
+    At least one token is always left to compute: its logits are what the sequence needs.
+    """
+    return min(sequence.num_prompt_tokens, len(sequence.tokens) - 1)
+
+
+def _request(sequence: Sequence) -> tuple[bytes, int]:
+    return sequence.key.source, sequence.key.request_id
