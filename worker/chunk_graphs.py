@@ -109,7 +109,10 @@ class ChunkGraphs:
         )
         self._store.keep(self._inputs.ring(), reported)
         if self._hidden is None:
-            self._hidden = sampled.new_empty(self._sequences[-1], sampled.shape[1])
+            # Wide enough for all sizes: only few rows are float32.
+            self._hidden = sampled.new_empty(
+                self._sequences[-1], sampled.shape[1], dtype=torch.float32
+            )
         self._hidden[: graph.num_sequences].copy_(sampled)
 
     def _capture(self, graph: ChunkGraph) -> None:

@@ -149,7 +149,8 @@ class DecodeGraphs:
         self._store.keep(inputs.ring(), reported)
         if self._hidden is None:
             # The first run is the largest bucket's, before any capture.
-            self._hidden = torch.empty_like(hidden)
+            # Wide enough for all buckets: only few rows are float32.
+            self._hidden = torch.empty_like(hidden, dtype=torch.float32)
         self._hidden[:bucket].copy_(hidden)
 
     def _capture(self, graph: DecodeGraph) -> None:

@@ -14,7 +14,7 @@ from tests.worker.tiny_models import CPU, Stepper, reference_logits, save_llama,
 from worker.layers.linear import Linear
 from worker.layers.row_parallel import RowParallelLinear
 from worker.model_files import read_model_config
-from worker.models import ARCHITECTURES
+from worker.models import ARCHITECTURES, causal_lm
 from worker.parallel import OneRank
 from worker.weights import fill_with_dummies
 
@@ -43,6 +43,21 @@ def assert_equal_to_transformers(path: Path, reference: Any, size: int) -> None:
     expected = reference_logits(reference, TOKENS)[[*range(9, 17), 39]]
     torch.testing.assert_close(whole[:, :131], expected, rtol=0, atol=1e-4)
     assert whole[:, 131:].eq(float("-inf")).all()
+
+
+def test_few_rows_keep_their_residual_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reference = save_llama(tmp_path, num_hidden_layers=16)
+    for parameter in reference.parameters():
+        parameter.data.copy_(parameter.data.bfloat16())
+    expected = reference_logits(reference, TOKENS)
+    errors = []
+    for adds_from_rows in (512, 1):
+        monkeypatch.setattr(causal_lm, "ADDS_FROM_ROWS", adds_from_rows)
+        stepper = Stepper(tmp_path, dtype=torch.bfloat16)
+        rows = [stepper.prefill(0, TOKENS[:10], range(11))]
+        rows += [stepper.decode({0: token})[0] for token in TOKENS[10:]]
+        errors.append(float((torch.stack(rows).float() - expected[9:]).square().mean().sqrt()))
+    assert errors[0] < 0.95 * errors[1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -31,6 +31,19 @@ def test_both_ways_agree(dtype: torch.dtype, tolerance: float, scale: float):
         torch.testing.assert_close(y.double(), expected(x, norm), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_residual_in_float32_is_rounded_once(prepared: bool):
+    norm = make(torch.bfloat16)
+    if prepared:
+        norm.prepare()
+    x, residual = torch.randn(3, 48).bfloat16(), torch.randn(3, 48)
+    total = residual + x
+    normed, residual = norm.add(x, residual)
+    assert torch.equal(residual, total)
+    assert normed.dtype == torch.bfloat16
+    torch.testing.assert_close(normed.double(), expected(total, norm), rtol=2**-8, atol=0)
+
+
 def test_add():
     norm = make(torch.float32)
     norm.prepare()

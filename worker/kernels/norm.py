@@ -1,17 +1,16 @@
 """Root-mean-square normalisation on a GPU, alone and after adding to the residual.
 
-Bytes read and written per row of `hidden` numbers of b bytes, the weight apart, which stays in
-cache:
+Bytes read and written per row of `hidden` numbers of b bytes, those of the residual of r, the
+weight apart, which stays in cache:
 
-    rms_norm        hidden · 2b     x ─► normed
-    add_rms_norm    hidden · 4b     delta, residual ─► residual, normed
+    rms_norm        hidden · (r + b)      residual ─► normed
+    add_rms_norm    hidden · (2b + 2r)    delta, residual ─► residual, normed
 
 One program takes one row and keeps it in registers between its sum of squares and its use, so that
 every number crosses memory once. A row is short, so many programs fit on a multiprocessor and hide
 each other's wait for memory.
 
-Roundings are Hugging Face's: the sum to the dtype, normalised in float32, rounded to the dtype,
-multiplied by the weight, rounded again.
+The sum is rounded to the residual's dtype, what is normalised to the weight's, once.
 """
 
 import torch
@@ -27,9 +26,12 @@ _NUMBERS_PER_THREAD = 8
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x²) + eps) · weight. [rows, hidden], [hidden] -> [rows, hidden]"""
+    """Return x / sqrt(mean(x²) + eps) · weight in the weight's dtype.
+
+    [rows, hidden] of any float type, [hidden] -> [rows, hidden]
+    """
     assert x.is_contiguous(), "rows lie side by side"
-    normed = torch.empty_like(x)
+    normed = torch.empty_like(x, dtype=weight.dtype)
     _launch(x, x, weight, normed, eps, adds=False)
     return normed
 
@@ -37,11 +39,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(delta: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `delta` to `residual` in place; return the sum normalised as `rms_norm` does.
 
-    All [rows, hidden], the weight [hidden].
+    All [rows, hidden], the weight [hidden]. The residual may be float32 where the others are not.
     """
     assert delta.is_contiguous(), "rows lie side by side"
     assert residual.is_contiguous(), "rows lie side by side"
-    normed = torch.empty_like(residual)
+    normed = torch.empty_like(residual, dtype=weight.dtype)
     _launch(delta, residual, weight, normed, eps, adds=True)
     return normed
 
@@ -87,14 +89,12 @@ def _norm_rows(
     scale = tl.load(weight + columns, mask=held, other=0.0)
     if PDL:
         gdc_wait()
-    row = tl.load(x + start + columns, mask=held, other=0.0)
-    dtype = row.dtype
-    row = row.to(tl.float32)
+    row = tl.load(x + start + columns, mask=held, other=0.0).to(tl.float32)
     if ADDS:
         old = tl.load(residual + start + columns, mask=held, other=0.0)
-        total = (row + old.to(tl.float32)).to(dtype)
+        total = (row + old.to(tl.float32)).to(old.dtype)
         tl.store(residual + start + columns, total, mask=held)
         row = total.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(row * row, axis=0) / SIZE + eps)
-    row = (row * inverse).to(dtype).to(tl.float32) * scale.to(tl.float32)
-    tl.store(normed + start + columns, row.to(dtype), mask=held)
+    row = row * inverse * scale.to(tl.float32)
+    tl.store(normed + start + columns, row.to(normed.dtype.element_ty), mask=held)

@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 ADDS_FROM_ROWS = 512
+"""Rows from which on a product adds to the residual itself, and the residual has its dtype."""
 
 
 class Product(Protocol):

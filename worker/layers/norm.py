@@ -21,6 +21,8 @@ class NormKernels(NamedTuple):
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32.
 
+    The result has the weight's dtype; x may be float32 where that is not.
+
     On CPU `F.rms_norm` is nine small operators. There the norm is computed from the length of x,
     since sqrt(mean(x²) + eps) = hypot(|x|, sqrt(size · eps)) / sqrt(size): four operators. On a GPU
     it is one kernel, together with the addition before it.
@@ -43,9 +45,10 @@ class RMSNorm(nn.Module):
         if self._kernels is not None:
             return self._kernels.norm(x, self.weight, self._eps)
         if self._scaled is None:
-            return F.rms_norm(x, self._shape, self.weight, self._eps)
+            weight = self.weight.to(x.dtype)
+            return F.rms_norm(x, self._shape, weight, self._eps).to(self.weight.dtype)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        return x.div(length.hypot_(self._floor)).mul_(self._scaled).to(x.dtype)
+        return x.div(length.hypot_(self._floor)).mul_(self._scaled).to(self.weight.dtype)
 
     def add(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Add x to the residual; return the sum normalised, and the sum. May reuse `residual`.

@@ -2,6 +2,10 @@
 
 Models differ in what they hand in as attention (`worker.models.llama`, `worker.models.qwen3`). The
 residual is added inside the norm that follows. Logits are computed only for rows that sample.
+
+Of few rows the residual is float32, whatever the model's dtype: rounded to bfloat16 after each
+layer's two additions, it is where most of the error of a token's logits comes from. Many rows
+would pay for that in bandwidth; their products add to the residual in place (`Linear.add_to`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +15,7 @@ from torch import Tensor, nn
 
 from worker.attention.base import StepAttention
 from worker.layers.embedding import Embedding
+from worker.layers.linear import ADDS_FROM_ROWS
 from worker.layers.norm import RMSNorm
 from worker.layers.output_head import OutputHead
 from worker.layers.rotary import Rotary, Rotation
@@ -123,11 +128,15 @@ class CausalLM(nn.Module):
     ) -> Tensor:
         """Compute hidden states before the last norm. [rows], [rows] -> [rows, hidden]
 
+        They are float32 where there are few rows, else of the model's dtype.
+
         With `wanted`, [n] int64, only those of these rows, [n, hidden]: once the last layer has
         attended, nobody needs the others, which in a step of long chunks are nearly all.
         """
         rotation: Rotation = self.rotary(positions)
         residual: Tensor = self.embedding(tokens)
+        if len(tokens) < ADDS_FROM_ROWS:
+            residual = residual.float()
         delta: Tensor | None = None
         *before, last = self.layers
         for layer in before:

@@ -14,7 +14,7 @@ SHAPES = [
 
 
 def plain(x, weight):
-    """The roundings of Hugging Face's norm."""
+    """Hugging Face's norm, which rounds once more."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
     return normed.to(x.dtype) * weight
@@ -49,6 +49,19 @@ def test_after_adding(shape, dtype, device):
     result = add_rms_norm(delta, residual, weight, EPS)
     assert torch.equal(residual, total)
     assert_as_close(result, plain(total, weight), exact(total, weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES[::4], ids=str)
+def test_of_a_residual_in_float32(shape, dtype, device):
+    delta, residual, weight = make(shape, dtype, device)
+    residual = residual.float() * 1.0009765625  # of which the dtype has no such number
+    total = residual + delta
+    alone = rms_norm(total, weight, EPS)
+    result = add_rms_norm(delta, residual, weight, EPS)
+    assert torch.equal(residual, total)
+    assert torch.equal(result, alone)
+    assert_as_close(result, plain(total.to(dtype), weight), exact(total, weight))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
