@@ -221,7 +221,7 @@ class CacheStats(Part, frozen=True, kw_only=True):
     resumed_lookup_tokens: Count = 0
     """Tokens of sequences admitted again, after a preemption or a lost connection."""
     resumed_cached_tokens: Count = 0
-    """Those of them that were found or moved back: mostly what the sequences had themselves."""
+    """Those of them that were found: mostly what the sequences had computed themselves."""
     shared_blocks: Count = 0
     """Blocks found, also in exchange for a copy, while another sequence held them."""
     revived_blocks: Count = 0
@@ -602,31 +602,18 @@ class Failure(Message, frozen=True, kw_only=True):
 # One union a channel and direction
 
 ControlMessage: TypeAlias = Ping | Resend | Reset | Drain
-ClientToFrontend: TypeAlias = (
-    Hello | Generate | Abort | Status | ResetCache | Ping | Resend | Reset | Drain
-)
+ClientToFrontend: TypeAlias = Hello | Generate | Abort | Status | ResetCache | ControlMessage
 FrontendToClient: TypeAlias = (
-    Hello
-    | Output
-    | QueuePositions
-    | AbortAck
-    | StatusReply
-    | CacheReset
-    | Ping
-    | Resend
-    | Reset
-    | Drain
+    Hello | Output | QueuePositions | AbortAck | StatusReply | CacheReset | ControlMessage
 )
-FrontendToText: TypeAlias = Hello | TextJob | Ping | Resend | Reset | Drain
-TextToFrontend: TypeAlias = Hello | TextDone | Ping | Resend | Reset | Drain
-FrontendToScheduler: TypeAlias = (
-    Hello | AddSequence | Abort | ResetCache | Ping | Resend | Reset | Drain
-)
+FrontendToText: TypeAlias = Hello | TextJob | ControlMessage
+TextToFrontend: TypeAlias = Hello | TextDone | ControlMessage
+FrontendToScheduler: TypeAlias = Hello | AddSequence | Abort | ResetCache | ControlMessage
 SchedulerToFrontend: TypeAlias = (
-    Hello | TokenDeltas | QueuePositions | AbortAck | CacheReset | Ping | Resend | Reset | Drain
+    Hello | TokenDeltas | QueuePositions | AbortAck | CacheReset | ControlMessage
 )
-SchedulerToWorker: TypeAlias = Hello | StepPlan | Ping | Resend | Reset | Drain
-WorkerToScheduler: TypeAlias = Hello | StepResult | Ping | Resend | Reset | Drain
+SchedulerToWorker: TypeAlias = Hello | StepPlan | ControlMessage
+WorkerToScheduler: TypeAlias = Hello | StepResult | ControlMessage
 ChildToLauncher: TypeAlias = Ready | Heartbeat | Failure
 
 

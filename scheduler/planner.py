@@ -145,21 +145,24 @@ class Planner:
         ):
             return first
         is_first = waiting.cached_tokens is None and not waiting.num_output_tokens
+        is_swapped = waiting.num_swapped > 0
         if draft.join_bytes < MAX_JOIN_BYTES and self._running.admit(waiting, draft, step_id):
             self._queue.admit(waiting, self._running.prefilling)
-            self._count_lookup(waiting, is_first=is_first)
+            self._count_lookup(waiting, is_first=is_first, is_swapped=is_swapped)
             return waiting
         draft.admission_closed = True
         return first
 
-    def _count_lookup(self, sequence: Sequence, *, is_first: bool) -> None:
+    def _count_lookup(self, sequence: Sequence, *, is_first: bool, is_swapped: bool) -> None:
+        # Of what is moved back from the host, only what needed no moving was found.
+        num_found = sequence.num_computed if is_swapped else sequence.num_planned
         # What ran before finds its own blocks again, which says nothing of how prompts share.
         if is_first:
             self._counters.lookup_tokens += len(sequence.tokens)
-            self._counters.cached_tokens += sequence.num_planned
+            self._counters.cached_tokens += num_found
         else:
             self._counters.resumed_lookup_tokens += len(sequence.tokens)
-            self._counters.resumed_cached_tokens += sequence.num_planned
+            self._counters.resumed_cached_tokens += num_found
 
     def _next_to_admit(self, order: Order) -> Sequence | None:
         """Return who is to be admitted next: who waits for blocks goes before all behind it."""

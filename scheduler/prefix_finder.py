@@ -37,6 +37,7 @@ class PrefixFinder:
     def reset(self, num_admissions: int) -> None:
         """Give nobody anything any more that rests on one of so many admissions."""
         self._reset_at = num_admissions
+        self._samples = Samples()
         self._unregistered.clear()  # nobody is to wait for what will not be registered
 
     def is_old(self, sequence: Sequence) -> bool:
@@ -44,7 +45,9 @@ class PrefixFinder:
         return sequence.rests_on <= self._reset_at
 
     def enter(self, sequence: Sequence) -> None:
-        """Note that a sequence runs now."""
+        """Note that a sequence runs now. One that is old has nothing for others."""
+        if self.is_old(sequence):
+            return
         self._samples.enter(sequence)
         if self._is_cached:
             self._unregistered[sequence] = None
@@ -83,7 +86,7 @@ class PrefixFinder:
     def _find_sibling(self, sequence: Sequence) -> Sequence | None:
         """Return a sibling that has, or will have, what can be shared with a sequence."""
         sibling = self._samples.find(sequence)
-        if sibling is None or self.is_old(sibling) or sibling.is_damaged:
+        if sibling is None or sibling.is_damaged:
             return None
         is_own = self._blocks.is_untouched(sibling.block_table, sibling.block_uses)
         return sibling if is_own and self._blocks.may_share(sibling.block_table) else None

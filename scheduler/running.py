@@ -355,7 +355,7 @@ class Running:
         Its blocks may be given out in the same plan: a rank moves before it computes.
         """
         count = self.blocks.blocks_for(sequence.num_computed)
-        if self.swap.pays(sequence.num_computed, count, draft.cost):
+        if self.swap.pays(sequence.num_computed, count, draft.cost) and self.is_intact(sequence):
             sequence.host_blocks = self.swap.take(count)
             sequence.num_swapped = sequence.num_computed
             self._swap_outs += zip(sequence.block_table, sequence.host_blocks, strict=False)

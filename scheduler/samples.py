@@ -14,11 +14,11 @@ class Samples:
         self._running.setdefault(_request(sequence), {})[sequence] = None
 
     def leave(self, sequence: Sequence) -> None:
-        """Note that a sequence does not run any more."""
-        samples = self._running[_request(sequence)]
-        del samples[sequence]
+        """Note that a sequence does not run any more; nothing happens if it never was noted."""
+        samples = self._running.get(_request(sequence), {})
+        samples.pop(sequence, None)
         if not samples:
-            del self._running[_request(sequence)]
+            self._running.pop(_request(sequence), None)
 
     def find(self, sequence: Sequence) -> Sequence | None:
         """Return a sibling that holds, or will hold, all that the sequence can take over.

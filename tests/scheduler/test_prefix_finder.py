@@ -99,3 +99,18 @@ def test_a_sibling_in_doubt_is_none():
     assert finds.find(other).num_tokens == 10
     finds.reset(0)
     assert finds.find(other).num_tokens == 0, "it ran at a reset"
+    finds.leave(sibling)
+
+
+def test_nobody_waits_for_what_is_back_from_before_a_reset():
+    _, finds = finder()
+    old, new, late = (make_sequence(i, 3 * WORTH_WAITING_TOKENS, request_id=i) for i in range(3))
+    finds.reset(1)
+    old.rests_on, new.rests_on = 1, 2
+    finds.enter(old)
+    assert finds.find(late) == Prefix([], 0)
+    finds.enter(new)
+    assert finds.find(late) is None
+    finds.leave(old)
+    finds.leave(new)
+    assert finds.find(late) == Prefix([], 0)

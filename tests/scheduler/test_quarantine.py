@@ -7,9 +7,11 @@ import pytest
 
 from protocol.errors import ErrorCode
 from protocol.messages import FinishReason
+from scheduler import step_cost
 from scheduler.policy import LatencyPolicy, ThroughputPolicy
 from tests.scheduler.simulation import add_message, simulate
 
+A_STEP_S = 0.001
 FAMILIES = [[(7 * i + 11 * family) % 37 for i in range(24)] for family in range(3)]
 
 
@@ -128,7 +130,8 @@ def sees_the_same(scheduler):
 
 
 class Load:
-    """Requests that share prefixes, some of them preempted, aborted or behind a reset."""
+    """Requests that share prefixes, some of several samples, preempted, moved to the host, aborted
+    or behind a reset."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
@@ -141,6 +144,7 @@ class Load:
             max_in_flight=self.rng.choice([1, 2]),
             max_waiting_requests=1000,
             max_waiting_tokens=100_000,
+            host_blocks=self.rng.choice([0, 30]),
         )
         self.num_requests = 0
 
@@ -174,7 +178,7 @@ class Load:
                     self.simulation.reset_prefix_cache()
             self.simulation.plan()
             if self.rng.random() < 0.7:
-                self.simulation.answer()
+                self.simulation.answer(A_STEP_S)
 
     def corrupt(self, fault):
         """Corrupt once, if there is something to do it to."""
@@ -192,8 +196,9 @@ class Load:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_corrupted_block_harms_nobody_unnoticed(fault):
-    num_corrupted = num_found = num_ended = num_internal = 0
+def test_a_corrupted_block_harms_nobody_unnoticed(fault, monkeypatch):
+    monkeypatch.setattr(step_cost, "ENOUGH", 1)
+    num_corrupted = num_found = num_ended = num_internal = num_moved = 0
     for seed in range(12):
         load = Load(seed)
         simulation, scheduler = load.simulation, load.simulation.scheduler
@@ -216,6 +221,9 @@ def test_a_corrupted_block_harms_nobody_unnoticed(fault):
         assert set(reasons) <= {FinishReason.STOP, FinishReason.LENGTH, ErrorCode.INTERNAL}
         num_ended += len(reasons)
         num_internal += reasons.count(ErrorCode.INTERNAL)
+        num_moved += scheduler.counters.swapped_in
+        assert scheduler.swap_space.num_free == simulation.facts.host_blocks
+    assert num_moved > 0
     assert num_corrupted > 5
     assert num_found > num_corrupted / 3
     assert num_internal < num_ended / 10

@@ -33,6 +33,16 @@ def test_who_has_left_or_has_no_blocks_is_not_found():
     assert samples.find(make_sample(2)) is None
 
 
+def test_who_was_never_noted_can_leave():
+    first, second = make_sample(0, num_computed=8), make_sample(1, num_computed=8)
+    samples = entered(first)
+    samples.leave(second)
+    assert samples.find(make_sample(2)) is first
+    samples.leave(first)
+    samples.leave(first)
+    assert samples.find(make_sample(2)) is None
+
+
 def test_another_request_or_another_prompt_is_not_found():
     samples = entered(make_sample(0, num_computed=8), make_sample(0, 8, request_id=1))
     changed = make_sample(1)

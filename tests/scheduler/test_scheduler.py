@@ -539,8 +539,14 @@ def test_a_later_sample_takes_nothing_over_from_one_that_ran_at_a_reset():
         simulation.plan()
         simulation.answer()
         simulation.reset_prefix_cache()
+    simulation.add(add_message(0, prompt, max_tokens=12, sample=2, seed=2))
+    simulation.plan()
+    simulation.answer()
+    # But from one that has started since the newest reset, whoever else there is.
+    simulation.add(add_message(0, prompt, max_tokens=12, sample=3, seed=3))
     simulation.run()
-    assert simulation.received(0, 1).cached_tokens == 0
+    cached = [simulation.received(0, sample).cached_tokens for sample in range(4)]
+    assert cached == [0, 0, 0, 9]
     simulation.check_outputs()
 
 

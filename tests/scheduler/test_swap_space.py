@@ -125,6 +125,54 @@ def test_blocks_that_the_prefix_index_still_has_are_not_moved_back():
     assert simulation.scheduler.swap_space.num_free == 8
 
 
+def test_what_is_moved_back_was_not_found_in_the_cache():
+    simulation = crowded(prefix_key=b"key", num_blocks=8)
+    run(simulation, until=moves_out)
+    (victim,) = simulation.scheduler._queue.sequences()
+    num_tokens = len(victim.tokens)
+    back = run(simulation, until=moves_in)
+    stats = simulation.scheduler.cache_stats()
+    num_found = -(-num_tokens // 4) - len(moves_in(back))
+    assert num_found > 0
+    assert (stats.lookup_tokens, stats.cached_tokens) == (12, 0)
+    assert (stats.resumed_lookup_tokens, stats.resumed_cached_tokens) == (num_tokens, 4 * num_found)
+    assert (stats.shared_blocks, stats.revived_blocks) == (0, num_found)
+
+
+@pytest.mark.parametrize("is_out_first", [True, False])
+def test_what_was_computed_before_a_reset_is_not_found_when_it_is_back(is_out_first):
+    simulation = crowded(prefix_key=b"key")
+    if not is_out_first:
+        run(simulation, until=lambda plan: plan.step_id == 2)
+        simulation.reset_prefix_cache()
+    run(simulation, until=moves_out)
+    (victim,) = simulation.scheduler._queue.sequences()
+    if is_out_first:
+        simulation.reset_prefix_cache()
+    run(simulation, until=moves_in)
+    assert victim.rests_on < victim.admission
+    run(simulation)
+    simulation.check_outputs()
+    # Both were running at the reset, or had their blocks from before it.
+    assert simulation.scheduler.cache_stats().indexed_blocks == 0
+
+
+def test_what_may_be_anothers_is_not_moved():
+    step_id = run(crowded(), until=moves_out).step_id
+    simulation = crowded()
+    run(simulation, until=lambda plan: plan.step_id == step_id - 1)
+    simulation.is_corrupted = True
+    manager = simulation.scheduler.block_manager
+    for sequence in simulation.scheduler.running_sequences():
+        manager.uses[sequence.block_table[0]] += 1  # as if it had been given to another
+    assert run(simulation, until=moves_out) is None
+    reasons = {simulation.received(request_id).reason for request_id in range(2)}
+    assert reasons == {ErrorCode.INTERNAL}
+    assert simulation.scheduler.swap_space.num_free == 8
+    simulation.check()
+    simulation.scheduler.check_invariants()
+
+
 COST = StepCost(step_s=1.0, token_s=0.001, read_s=0.0, pair_s=0.0)
 
 
