@@ -24,7 +24,7 @@ from scheduler.running import Running
 from scheduler.sequence import Sequence
 from scheduler.slot_table import Rows
 from scheduler.stats import Counters
-from scheduler.step_cost import StepCost, StepCostModel, StepWork, chunk_pairs
+from scheduler.step_cost import PAIRS, StepCost, StepCostModel, StepWork, chunk_pairs
 from scheduler.waiting_queue import WaitingQueue
 
 MAX_JOIN_BYTES = 4 << 20
@@ -44,6 +44,7 @@ class _Room:
     """What is left of a step for prompts."""
 
     cost: StepCost | None
+    num_pairs: float
     num_tokens: int = 0
     seconds: float = 0.0
 
@@ -55,8 +56,10 @@ class _Room:
         """Take up to `most` tokens from position `start` on out of it; return how many."""
         count = min(most, self.num_tokens)
         if self.cost is not None and self.seconds < math.inf:
-            count = max(min(count, self.cost.tokens_within(self.seconds, start)), at_least)
+            count = min(count, self.cost.tokens_within(self.seconds, start))
+            count = max(min(count, PAIRS.tokens_within(self.num_pairs, start)), at_least)
             self.seconds -= self.cost.chunk_seconds(start, count)
+            self.num_pairs -= chunk_pairs(start, count)
         self.num_tokens -= count
         return count
 
@@ -103,7 +106,7 @@ class Planner:
 
     def _plan_chunks(self, draft: Draft, step_id: int) -> None:
         num_tokens, seconds = self._most_for_prompts(draft)
-        room = _Room(draft.cost)
+        room = _Room(draft.cost, self._model.trusted_pairs)
         for share in self._policy.shares(num_tokens):
             if share.num_tokens <= 0:
                 continue

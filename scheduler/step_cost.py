@@ -22,8 +22,8 @@ ENOUGH = 16
 
 
 FURTHER = 2
-"""How many times as many tokens as a timed step with chunks had are believed to cost what the fit
-says; beyond that it is a guess."""
+"""How many times as many tokens, and as many pairs, as a timed step with chunks had are believed
+to cost what the fit says; beyond that it is a guess."""
 
 SURPRISE = 1.25
 """How many times as long as predicted a step takes that makes the fit stale at once."""
@@ -82,6 +82,10 @@ class StepCost:
         return int(min(2 * seconds / (linear + root), 2**31))
 
 
+PAIRS = StepCost(step_s=0.0, token_s=0.0, read_s=0.0, pair_s=1.0)
+"""Counts pairs as if they were seconds: what `tokens_within` a number of them."""
+
+
 def chunk_pairs(start: int, count: int) -> int:
     """Return the pairs of a chunk's `count` tokens from position `start` on."""
     return count * start + count * (count + 1) // 2
@@ -137,6 +141,7 @@ class StepCostModel:
         self._cost: StepCost | None = None
         self._coefficients: NDArray[np.float64] | None = None
         self._most_tokens = 0
+        self._most_pairs = 0
         self._is_stale = False
 
     @property
@@ -146,6 +151,11 @@ class StepCostModel:
         A fit to small steps says little of large ones: so steps grow as their cost is seen to.
         """
         return FURTHER * self._most_tokens
+
+    @property
+    def trusted_pairs(self) -> int:
+        """The same of the pairs of its chunks."""
+        return FURTHER * self._most_pairs
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Remember how long a step took."""
@@ -160,8 +170,10 @@ class StepCostModel:
         is_news = self._mixed.count % ENOUGH == 0
         if self._cost is not None:
             is_news = is_news or work.num_tokens > self._most_tokens
+            is_news = is_news or work.num_pairs > self._most_pairs
             is_news = is_news or seconds > SURPRISE * self._cost.seconds(work)
         self._most_tokens = max(self._most_tokens, work.num_tokens)
+        self._most_pairs = max(self._most_pairs, work.num_pairs)
         self._is_stale = self._is_stale or is_news
 
     def current(self) -> StepCost | None:

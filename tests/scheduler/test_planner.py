@@ -12,7 +12,7 @@ from protocol.messages import (
 )
 from scheduler import planner, running
 from scheduler.policy import UNMEASURED_TOKENS, LatencyPolicy, ThroughputPolicy
-from scheduler.step_cost import ENOUGH, StepCost, StepWork
+from scheduler.step_cost import ENOUGH, StepCost, StepWork, chunk_pairs
 from tests.scheduler.simulation import add_message, simulate
 
 
@@ -104,7 +104,7 @@ def learned(target_s):
     )
     simulation.add(add_message(0, [1, 2], max_tokens=5_000))
     for request_id in range(1, ENOUGH + 8):
-        simulation.add(add_message(request_id, prompt(request_id, 5 + request_id), max_tokens=1))
+        simulation.add(add_message(request_id, prompt(request_id, 3 * request_id), max_tokens=1))
         answer_in_time(simulation, simulation.plan())
     while chunks_of(plan := simulation.plan()):
         answer_in_time(simulation, plan)
@@ -152,16 +152,19 @@ def test_before_a_cost_is_known_a_target_means_small_chunks():
     assert chunks_of(simulation.plan()) == [(1, 0, UNMEASURED_TOKENS, 0)]
 
 
-def test_steps_grow_to_twice_the_largest_whose_cost_is_known():
+def test_steps_grow_to_twice_the_pairs_whose_cost_is_known():
     simulation = learned(10.0)
     simulation.add(add_message(100, prompt(0, 3_000)))
-    sizes = []
-    for _ in range(3):
+    steps = []
+    for _ in range(4):
         plan = simulation.plan()
-        sizes.append(chunks_of(plan)[0][2])
+        steps.append(chunks_of(plan)[0][1:3])
         answer_in_time(simulation, plan)
-    largest = 28  # of the 23 prompts before, of 6 to 28 tokens, the last one's step
-    assert sizes == [2 * largest + 1, 4 * largest + 3, 8 * largest + 7]
+    assert steps == [(0, 103), (103, 75), (178, 93), (271, 125)]
+    pairs = [chunk_pairs(start, count) for start, count in steps]
+    one_more = [chunk_pairs(start, count + 1) for start, count in steps]
+    for known, taken, too_many in zip(pairs[:-1], pairs[1:], one_more[1:], strict=True):
+        assert taken <= 2 * known < too_many
 
 
 def test_a_plan_takes_no_more_joins_than_its_frame_can_hold(monkeypatch):

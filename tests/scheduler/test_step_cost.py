@@ -139,9 +139,9 @@ def test_steps_are_trusted_up_to_twice_the_largest_seen():
     assert model.trusted_tokens == 0
     for count in (40, 300, 20):
         model.observe(StepWork(8 + count, 0, chunk_pairs(0, count)), 0.01)
-    assert model.trusted_tokens == 2 * 308
+    assert (model.trusted_tokens, model.trusted_pairs) == (2 * 308, 2 * 45_150)
     model.observe(StepWork(5_000, 9_000, 0), 0.01)  # decode rows say nothing of chunks
-    assert model.trusted_tokens == 2 * 308
+    assert (model.trusted_tokens, model.trusted_pairs) == (2 * 308, 2 * 45_150)
 
 
 @pytest.mark.parametrize(
