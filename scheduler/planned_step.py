@@ -53,6 +53,10 @@ class Draft:
     """By slot, in plan order."""
     preempted: list[Sequence] = field(default_factory=list)
     """Sequences that gave way to this plan."""
+    pending: dict[Sequence, None] = field(default_factory=dict)
+    """Running sequences with tokens to prefill that are not planned yet."""
+    unwilling: dict[Sequence, None] = field(default_factory=dict)
+    """Waiting sequences that do better to wait for what others are computing."""
     admission_closed: bool = False
     """Whether the next in the queue cannot be admitted in this step."""
 

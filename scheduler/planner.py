@@ -20,7 +20,7 @@ from protocol.columns import pack_int32
 from protocol.messages import StepPlan
 from scheduler.planned_step import Chunk, Draft, PlannedStep
 from scheduler.policy import PROMPT_PART, UNMEASURED_TOKENS, Order, Policy, prefill_key
-from scheduler.running import Running
+from scheduler.running import Admission, Running
 from scheduler.sequence import Sequence
 from scheduler.slot_table import Rows
 from scheduler.stats import Counters
@@ -30,6 +30,9 @@ from scheduler.waiting_queue import WaitingQueue
 MAX_JOIN_BYTES = 4 << 20
 """What joins may take before a plan admits no further one; the longest sequence takes twice that,
 and the rest of a plan what is left of MAX_FRAME_BYTES."""
+
+MAX_UNWILLING = 64
+"""Waiting sequences that a plan passes over because they do better to wait."""
 
 
 class Planned(NamedTuple):
@@ -107,6 +110,7 @@ class Planner:
     def _plan_chunks(self, draft: Draft, step_id: int) -> None:
         num_tokens, seconds = self._most_for_prompts(draft)
         room = _Room(draft.cost, self._model.trusted_pairs)
+        draft.pending = {each: None for each in self._running.prefilling if each.num_pending}
         for share in self._policy.shares(num_tokens):
             if share.num_tokens <= 0:
                 continue
@@ -140,21 +144,37 @@ class Planner:
 
     def _next_to_prefill(self, draft: Draft, order: Order, step_id: int) -> Sequence | None:
         """Return the first sequence with pending tokens, admitting it if it waits."""
-        waiting = None if draft.admission_closed else self._next_to_admit(order)
-        pending = [each for each in self._running.prefilling if each.num_pending]
-        first = min(pending, key=lambda each: prefill_key(each, order), default=None)
-        if waiting is None or (
-            first is not None and prefill_key(first, order) < prefill_key(waiting, order)
-        ):
-            return first
-        is_first = waiting.cached_tokens is None and not waiting.num_output_tokens
-        is_swapped = waiting.num_swapped > 0
-        if draft.join_bytes < MAX_JOIN_BYTES and self._running.admit(waiting, draft, step_id):
-            self._queue.admit(waiting, self._running.prefilling)
-            self._count_lookup(waiting, is_first=is_first, is_swapped=is_swapped)
-            return waiting
-        draft.admission_closed = True
+        first = min(draft.pending, key=lambda each: prefill_key(each, order), default=None)
+        while not draft.admission_closed:
+            waiting = self._next_to_admit(draft, order)
+            if waiting is None or (
+                first is not None and prefill_key(first, order) < prefill_key(waiting, order)
+            ):
+                return first
+            if self._admit(waiting, draft, step_id):
+                return waiting
         return first
+
+    def _admit(self, sequence: Sequence, draft: Draft, step_id: int) -> bool:
+        """Let a sequence run. If it cannot, nobody is admitted in this step any more; if it does
+        better to wait, others are."""
+        is_first = sequence.cached_tokens is None and not sequence.num_output_tokens
+        is_swapped = sequence.num_swapped > 0
+        if draft.join_bytes >= MAX_JOIN_BYTES:
+            draft.admission_closed = True
+            return False
+        match self._running.admit(sequence, draft, step_id):
+            case Admission.ADMITTED:
+                self._queue.admit(sequence, draft.pending, draft.unwilling)
+                draft.pending[sequence] = None
+                self._count_lookup(sequence, is_first=is_first, is_swapped=is_swapped)
+                return True
+            case Admission.UNWILLING:
+                draft.unwilling[sequence] = None
+                draft.admission_closed = len(draft.unwilling) >= MAX_UNWILLING
+            case Admission.NO_ROOM:
+                draft.admission_closed = True
+        return False
 
     def _count_lookup(self, sequence: Sequence, *, is_first: bool, is_swapped: bool) -> None:
         # Of what is moved back from the host, only what needed no moving was found.
@@ -167,10 +187,15 @@ class Planner:
             self._counters.resumed_lookup_tokens += len(sequence.tokens)
             self._counters.resumed_cached_tokens += num_found
 
-    def _next_to_admit(self, order: Order) -> Sequence | None:
+    def _next_to_admit(self, draft: Draft, order: Order) -> Sequence | None:
         """Return who is to be admitted next: who waits for blocks goes before all behind it."""
-        first = self._queue.first(Order.ARRIVAL)
-        return first if first is self._running.waits_for_blocks else self._queue.first(order)
+        first = self._queue.first(Order.ARRIVAL, draft.unwilling)
+        blocked = self._running.denied.waits
+        if first is None or order is Order.ARRIVAL:
+            return first
+        if blocked and blocked not in draft.unwilling and blocked.urgency >= first.urgency:
+            return blocked
+        return self._queue.first(order, draft.unwilling)
 
     def _grant(self, draft: Draft, sequence: Sequence, room: _Room) -> int:
         """Plan as many of a sequence's pending tokens as there is room for; return how many."""
@@ -186,6 +211,8 @@ class Planner:
         chunk.count += count
         sequence.num_planned += count
         chunk.last = sequence.num_pending == 0
+        if chunk.last:
+            draft.pending.pop(sequence, None)
         return count
 
     def _expect(self, draft: Draft, decodes: Rows, step_id: int) -> PlannedStep:

@@ -105,8 +105,11 @@ def prefill_key(sequence: Sequence, order: Order) -> tuple[int, ...]:
         case Order.ARRIVAL:
             return sequence.rank
         case Order.SHORTEST:
-            num_pending = 0 if sequence.has_aged else sequence.num_pending
-            return (-sequence.urgency, num_pending, sequence.arrival)
+            # One that runs advances by the share in order of arrival; if it took this one too once
+            # it has aged, nobody short would start before it is done.
+            if sequence.has_aged and not sequence.is_running:
+                return (-sequence.urgency, 0, sequence.arrival)
+            return (-sequence.priority, sequence.num_pending, sequence.arrival)
 
 
 def headroom(num_running: int, block_size: int, *, under_pressure: bool) -> int:
@@ -123,12 +126,13 @@ def choose_victim(running: Iterable[Sequence]) -> Sequence | None:
     """Return who gives up its blocks: the newest of the lowest priority.
 
     The first in rank is never chosen, so somebody always reaches its end. A sequence that has
-    just been resumed is chosen only if nobody else is left. None: only the first in rank is left.
+    just been resumed is chosen only if nobody else of its priority is left. None: only the first in
+    rank is left.
     """
     first_to_last = sorted(running, key=lambda sequence: sequence.rank)
     if len(first_to_last) < 2:
         return None
-    for sequence in reversed(first_to_last[1:]):
-        if len(sequence.tokens) >= sequence.protected_until:
-            return sequence
-    return first_to_last[-1]
+    last = first_to_last[-1]
+    lowest = [each for each in first_to_last[1:] if each.urgency == last.urgency]
+    unprotected = [each for each in lowest if len(each.tokens) >= each.protected_until]
+    return unprotected[-1] if unprotected else last

@@ -5,11 +5,14 @@ releases. It decides nothing about who comes next (`policy`, `waiting_queue`), a
 know results (`scheduler`).
 """
 
+import enum
+
 import numpy as np
 
 from protocol.columns import pack_int32
 from protocol.messages import Join
 from scheduler.block_manager import BlockManager, BlocksLostError
+from scheduler.denied import Denied
 from scheduler.planned_step import Draft
 from scheduler.policy import PROGRESS_TOKENS, choose_victim, headroom
 from scheduler.prefix import PrefixBlock
@@ -24,6 +27,15 @@ MAX_REPLACED = 65_536
 
 JOIN_BYTES = 512
 """What a join takes in a frame beside its tokens and blocks: its parameters, mostly."""
+
+
+class Admission(enum.Enum):
+    """What became of a waiting sequence that was to run."""
+
+    ADMITTED = enum.auto()
+    UNWILLING = enum.auto()
+    """It does better to wait for what another is computing."""
+    NO_ROOM = enum.auto()
 
 
 class Running:
@@ -64,9 +76,7 @@ class Running:
         self._swap_outs: list[tuple[int, int]] = []
         self._rows: Rows | None = None
         self._under_pressure = False
-        # What `admit` last failed for, as (sequence, free blocks, running): until one of them
-        # gets better there is no point in walking the prefix index again.
-        self._too_big: tuple[Sequence, int, int] | None = None
+        self.denied = Denied()
         self.is_short = False
         """A sequence that was alone found no block, which a sound pool always has."""
         self.num_admissions = 0
@@ -80,14 +90,6 @@ class Running:
     def has_rows(self) -> bool:
         """Whether any sequence has a position to plan."""
         return self.num_decoding > 0 or any(each.num_pending for each in self.prefilling)
-
-    @property
-    def waits_for_blocks(self) -> Sequence | None:
-        """Who was the last to be denied admission for want of blocks, if nobody was admitted since.
-
-        It may have ended meanwhile.
-        """
-        return None if self._too_big is None else self._too_big[0]
 
     def decode_rows(self) -> Rows:
         """Return the decode rows; the same object as long as the list is the same."""
@@ -120,28 +122,30 @@ class Running:
     # ------------------------------------------------------------------------------
     # In
 
-    def admit(self, sequence: Sequence, draft: Draft, step_id: int) -> bool:
-        """Give a waiting sequence a slot and the blocks of all its tokens; False: not now."""
+    def admit(self, sequence: Sequence, draft: Draft, step_id: int) -> Admission:
+        """Give a waiting sequence a slot and the blocks of all its tokens, if that can be."""
         free, running = self.blocks.num_free, self.table.num_running
-        if self.table.num_free == 0 or self._is_known_too_big(sequence, free, running):
-            return False
+        if self.table.num_free == 0 or self.denied.still_holds(
+            sequence, num_free=free, num_running=running
+        ):
+            return Admission.NO_ROOM
         prefix = self._prefixes.find(sequence)
         if prefix is None:
-            return False
+            return Admission.UNWILLING
         shared, num_shared = prefix.blocks, len(prefix.blocks)
         total = self.blocks.blocks_for(len(sequence.tokens))
         wanted = total - num_shared + self.blocks.num_free_among(shared)
         kept_free = headroom(running, self.blocks.block_size, under_pressure=self._under_pressure)
         if wanted + kept_free > free:
-            self._too_big = (sequence, free, running)
-            return False
-        self._too_big = None
+            self.denied.deny(sequence, num_free=free, num_running=running)
+            return Admission.NO_ROOM
+        self.denied.admitted(sequence)
         self.blocks.share(shared)
         try:
             own = self.blocks.allocate(total - num_shared)
         except BlocksLostError:
             self.blocks.release(shared)
-            return False
+            return Admission.NO_ROOM
         if prefix.tail is not None:
             draft.copies.append((prefix.tail, own[0]))
         draft.swap_ins += zip(sequence.host_blocks[num_shared:], own, strict=False)
@@ -160,7 +164,7 @@ class Running:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.num_planned, sequence.num_prompt_tokens)
         self._enter(sequence, draft, step_id)
-        return True
+        return Admission.ADMITTED
 
     def _enter(self, sequence: Sequence, draft: Draft, step_id: int) -> None:
         slot = self.table.take(sequence)
@@ -181,12 +185,6 @@ class Running:
             )
         )
         draft.join_bytes += JOIN_BYTES + 4 * (len(sequence.tokens) + len(sequence.block_table))
-
-    def _is_known_too_big(self, sequence: Sequence, free: int, running: int) -> bool:
-        if self._too_big is None:
-            return False
-        other, free_then, running_then = self._too_big
-        return sequence is other and free <= free_then and running >= running_then
 
     # ------------------------------------------------------------------------------
     # On
@@ -261,6 +259,7 @@ class Running:
         Nothing of a sequence that was running at a reset is entered: what it computes later rests
         on what was written before. Nor is anything of one that may have read another's.
         """
+        self.denied.computed_chunk()
         if not self.registers(sequence):
             return
         # A draining sequence may have given up its blocks.

@@ -60,6 +60,9 @@ TRANSITIONS: dict[SequenceStatus, frozenset[SequenceStatus]] = {
 RUNNING = frozenset({SequenceStatus.PREFILLING, SequenceStatus.DECODING, SequenceStatus.DRAINING})
 """The states in which a sequence has a slot."""
 
+WAITING = frozenset({SequenceStatus.WAITING, SequenceStatus.PREEMPTED})
+"""The states in which it is in the waiting queue."""
+
 
 class SequenceKey(NamedTuple):
     """What a frontend calls a sequence, and which frontend that is."""

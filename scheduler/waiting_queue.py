@@ -12,7 +12,8 @@ older ones are admitted again after a preemption (docs/scheduling.md has the pro
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from protocol.errors import ErrorCode, RequestError
@@ -87,10 +88,16 @@ class WaitingQueue:
             _discard(self._unaged, (sequence.arrival,))
         self._num_tokens -= len(sequence.tokens)
 
-    def admit(self, sequence: Sequence, prefilling: Iterable[Sequence] = ()) -> None:
+    def admit(
+        self,
+        sequence: Sequence,
+        prefilling: Iterable[Sequence] = (),
+        unwilling: Collection[Sequence] = (),
+    ) -> None:
         """Take a sequence out that starts to run, and let the oldest it passes over age.
 
-        `prefilling`: the running sequences that may have tokens to prefill.
+        `prefilling`: the running sequences that may have tokens to prefill. `unwilling`: those that
+        wait by their own choice, and so are not passed over.
         """
         self.remove(sequence)
         self.admitted_tokens += len(sequence.tokens)
@@ -98,7 +105,7 @@ class WaitingQueue:
             sequence.is_place_told = False
             self._told_and_admitted.append(sequence)
         unserved = [each for each in prefilling if each.num_pending and not each.has_aged]
-        unserved += [each for _, each in self._unaged[:1]]
+        unserved += islice((each for _, each in self._unaged if each not in unwilling), 1)
         oldest = min(unserved, key=lambda each: each.arrival, default=sequence)
         if oldest.arrival >= sequence.arrival:
             return
@@ -110,10 +117,10 @@ class WaitingQueue:
             oldest.passes += 1
             self.push(oldest)
 
-    def first(self, order: Order) -> Sequence | None:
-        """Return who is to be admitted next, without taking it out."""
-        entries = self._by_order[order]
-        return entries[0][1] if entries else None
+    def first(self, order: Order, unwilling: Collection[Sequence] = ()) -> Sequence | None:
+        """Return who is to be admitted next, but for the unwilling, without taking it out."""
+        willing = (each for _, each in self._by_order[order] if each not in unwilling)
+        return next(willing, None)
 
     def take_places(self, most: int) -> list[Place]:
         """Return where sequences are, for their frontends to be told.

@@ -54,12 +54,14 @@ class Watch:
                 self.waits[sequence] = Wait(older)
             push(sequence)
 
-        def watched_admit(sequence, prefilling):
-            admit(sequence, prefilling)
+        def watched_admit(sequence, prefilling, unwilling):
+            admit(sequence, prefilling, unwilling)
             wait = self.waits.pop(sequence)
             self.longest_wait = max(self.longest_wait, wait.num_admitted + 1)
             self.num_waits += 1
             for other, its_wait in self.waits.items():
+                if other in unwilling:
+                    continue  # It waits by its own choice.
                 its_wait.count(sequence, is_older=sequence.arrival < other.arrival)
                 assert its_wait.num_admitted < its_wait.bound, other.tell()
 
