@@ -15,11 +15,13 @@ import statistics
 import time
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from benchmarks.environment import commit, cpu_name, today
+from benchmarks.flags import whole
 from protocol.columns import pack_int32
 from protocol.connection import Codec, Outgoing
 from protocol.messages import (
@@ -37,17 +39,13 @@ from scheduler.scheduler import Scheduler
 VOCAB_SIZE = 151_936
 PROMPT_TOKENS = range(128, 384)
 """Lengths are drawn from these, so that sequences fill their blocks in different steps."""
+MAX_RUNNING = THROUGHPUT_BUDGET - PROMPT_TOKENS.stop
+"""Beside so many rows a step still has room for the longest prompt."""
 
 
 def main() -> None:
     """Run with the command line's sizes and print the line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--running", type=int, nargs="+", default=[256, 4_096])
-    parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=2_000)
-    parser.add_argument("--frontends", type=int, default=1)
-    parser.add_argument("--max-in-flight", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = parse_arguments()
     settings = vars(arguments)
     for running in settings.pop("running"):
         steps, check_s = measure(
@@ -63,7 +61,7 @@ def main() -> None:
             "running": running,
             "us_per_step": round(statistics.median(timings), 1),
             "us_mean": round(statistics.fmean(timings), 1),
-            "us_p99": round(statistics.quantiles(timings, n=100)[98], 1),
+            "us_p99": round(percentile_99(timings), 1),
             "check_ms": round(check_s * 1e3, 1),
             "plan_bytes": round(statistics.median(step.plan_bytes for step in steps)),
             **settings,
@@ -77,6 +75,23 @@ def main() -> None:
     us_per_block = round(hash_long_prompt(arguments.block_size) * 1e6, 2)
     row = {"bench": "hashing", "block_size": arguments.block_size, "us_per_block": us_per_block}
     print(json.dumps(row | place), flush=True)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; exits with code 2 and a sentence for what cannot be measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--running", type=whole(1, MAX_RUNNING), nargs="+", default=[256, 4_096])
+    parser.add_argument("--block-size", type=whole(1, 65_536), default=64)
+    parser.add_argument("--steps", type=whole(1), default=2_000)
+    parser.add_argument("--frontends", type=whole(1), default=1)
+    parser.add_argument("--max-in-flight", type=whole(1, 2), default=2)
+    return parser.parse_args(argv)
+
+
+def percentile_99(timings: list[float]) -> float:
+    """Return what 99 of 100 timings do not exceed."""
+    # Quantiles need two values at least.
+    return statistics.quantiles(timings, n=100)[98] if len(timings) > 1 else timings[0]
 
 
 def hash_long_prompt(block_size: int) -> float:

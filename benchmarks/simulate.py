@@ -8,14 +8,17 @@ virtual but for `wall_s`; percentiles are right to 1 %.
 
 import argparse
 import json
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.environment import ROOT, commit, today
+from benchmarks.flags import between, positive, whole
 from benchmarks.simulation.card import CARDS, Card
 from benchmarks.simulation.fleet import ROUTERS, simulate
 from benchmarks.simulation.prefill_first import prefill_first
-from benchmarks.simulation.replica import Outcome, Replica
+from benchmarks.simulation.replica import BLOCK_SIZE, Outcome, Replica
 from benchmarks.simulation.trace import (
     Shape,
     TraceError,
@@ -24,6 +27,8 @@ from benchmarks.simulation.trace import (
     read_csv,
     synthesize,
 )
+from protocol.errors import RequestError
+from protocol.messages import MAX_MODEL_LEN
 from scheduler.policy import LatencyPolicy, Policy, ThroughputPolicy
 
 RESULTS = ROOT / "benchmarks" / "results" / "simulate.jsonl"
@@ -34,8 +39,17 @@ POLICIES = ("latency", "throughput", "prefill-first")
 def main() -> None:
     """Print one JSON line for every load and policy."""
     arguments = parse_arguments()
+    try:
+        report(arguments)
+    except (TraceError, RequestError) as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Print the lines. Raises TraceError, and RequestError where more waits than may."""
     card = Card.load(arguments.card)
-    for rate, trace in traces(arguments):
+    for rate, trace in traces(arguments, longest_sequence(card)):
         for name in arguments.policy:
             started = time.perf_counter()
             outcome = run(trace, card, name, arguments)
@@ -60,8 +74,8 @@ def main() -> None:
                     file.write(text + "\n")
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; exits with code 2 and a sentence for what cannot be simulated."""
     shape = Shape()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument(
@@ -70,40 +84,66 @@ def parse_arguments() -> argparse.Namespace:
         default="nvidia-h200-qwen3-0.6b",
         help="the card and the model whose steps are imitated",
     )
-    parser.add_argument("--policy", choices=[*POLICIES], nargs="+", default=[*POLICIES])
     parser.add_argument(
-        "--itl-target-ms", type=float, help="of the latency policy; default: its budget alone"
+        "--policy",
+        choices=[*POLICIES],
+        nargs="+",
+        help="default: all; with several replicas all but prefill-first, which has only one",
+    )
+    parser.add_argument(
+        "--itl-target-ms",
+        type=between(0.1, 60_000),
+        help="of the latency policy; default: its budget alone",
     )
     parser.add_argument("--trace", type=Path, help="a CSV file in place of a synthetic trace")
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--rate", type=float, nargs="+", default=[20.0], help="requests a second")
-    parser.add_argument("--prompt", type=int, default=shape.prompt_median, help="median, in tokens")
-    parser.add_argument("--output", type=int, default=shape.output_median, help="median, in tokens")
-    parser.add_argument("--groups", type=int, default=0, help="prefix groups; 0: none")
+    parser.add_argument("--requests", type=whole(1), default=10_000)
     parser.add_argument(
-        "--prefix", type=int, default=shape.num_prefix_tokens, help="tokens a group shares"
+        "--rate", type=positive, nargs="+", default=[20.0], help="requests a second"
+    )
+    median = whole(1, shape.longest)
+    parser.add_argument(
+        "--prompt", type=median, default=shape.prompt_median, help="median, in tokens"
+    )
+    parser.add_argument(
+        "--output", type=median, default=shape.output_median, help="median, in tokens"
+    )
+    parser.add_argument("--groups", type=whole(0), default=0, help="prefix groups; 0: none")
+    parser.add_argument(
+        "--prefix", type=whole(0), default=shape.num_prefix_tokens, help="tokens a group shares"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--replicas", type=whole(1, 1_000), default=1)
     parser.add_argument("--router", choices=[*ROUTERS], default="least-loaded")
-    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--max-num-seqs", type=whole(1, 65_536), default=256)
     parser.add_argument("--no-prefix-cache", action="store_true")
     parser.add_argument(
         "--save", action="store_true", help=f"append to {RESULTS.relative_to(ROOT)}"
     )
-    arguments = parser.parse_args()
-    if arguments.replicas > 1 and "prefill-first" in arguments.policy:
-        arguments.policy.remove("prefill-first")
+    arguments = parser.parse_args(argv)
+    if arguments.policy is None:
+        arguments.policy = [*POLICIES]
+        if arguments.replicas > 1:
+            arguments.policy.remove("prefill-first")
+            print("prefill-first is left out: it has only one replica.", file=sys.stderr)
+    elif arguments.replicas > 1 and "prefill-first" in arguments.policy:
+        parser.error("--policy prefill-first has only one replica; leave it or --replicas out.")
+    if arguments.itl_target_ms is not None and "latency" not in arguments.policy:
+        parser.error("--itl-target-ms needs --policy latency; the others have no target.")
+    most = longest_sequence(Card.load(arguments.card)) - 2 * shape.longest
+    if arguments.prefix > most:
+        parser.error(f"--prefix is {arguments.prefix}; a replica holds at most {most}.")
     return arguments
 
 
-def traces(arguments: argparse.Namespace) -> list[tuple[float, list[TraceRequest]]]:
-    """Return each load's requests a second and its requests."""
+def longest_sequence(card: Card) -> int:
+    """Return the most tokens of prompt and output that a replica can hold of one request."""
+    return min(MAX_MODEL_LEN, card.cache_tokens // BLOCK_SIZE * BLOCK_SIZE)
+
+
+def traces(arguments: argparse.Namespace, longest: int) -> list[tuple[float, list[TraceRequest]]]:
+    """Return each load's requests a second and its requests. Raises TraceError."""
     if arguments.trace is not None:
-        try:
-            trace = read_csv(arguments.trace)
-        except (OSError, TraceError) as error:
-            raise SystemExit(str(error)) from None
+        trace = read_csv(arguments.trace, longest)
         seconds = trace[-1].arrival_s - trace[0].arrival_s
         return [(round(len(trace) / seconds, 3) if seconds else float(len(trace)), trace)]
     shape = Shape(

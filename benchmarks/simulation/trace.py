@@ -2,7 +2,7 @@
 
 A file is CSV with a header. Columns: `arrival_s`, `prompt_tokens`, `output_tokens`, and for prompts
 that begin alike, `prefix_group` (any text; empty: none) and `prefix_tokens` (how many tokens the
-group's prompts share; without this column, half of the prompt).
+group's prompts share, the same number in each of them; needed wherever there is a group).
 """
 
 import csv
@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from protocol.messages import MAX_MODEL_LEN
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 
@@ -31,34 +33,82 @@ class TraceError(ValueError):
     """A trace file that cannot be used, in one sentence."""
 
 
-def read_csv(path: Path) -> list[TraceRequest]:
-    """Return a file's requests in order of arrival. Raises TraceError with the line at fault."""
-    groups: dict[str, int] = {"": 0}
-    with path.open(newline="") as file:
-        rows = csv.DictReader(file)
-        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
-            raise TraceError(f"{path} has no column {missing[0]}; it needs {', '.join(COLUMNS)}.")
-        requests = [_request(row, f"{path}, line {rows.line_num}", groups) for row in rows]
+def read_csv(path: Path, longest: int = MAX_MODEL_LEN) -> list[TraceRequest]:
+    """Return a file's requests in order of arrival.
+
+    `longest`: the most tokens of prompt and output that a request may have. Raises TraceError with
+    the line at fault.
+    """
+    try:
+        # Spreadsheets begin a file with a byte order mark, which is no part of the first name.
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            requests = _requests(csv.DictReader(file), path, longest)
+    except UnicodeDecodeError:
+        raise TraceError(f"{path} is not UTF-8 text.") from None
+    except csv.Error as error:
+        raise TraceError(f"{path} is not CSV: {error}.") from None
+    except FileNotFoundError:
+        raise TraceError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}.") from None
     if not requests:
         raise TraceError(f"{path} has no requests.")
     return sorted(requests)
 
 
-def _request(row: dict[str, str], where: str, groups: dict[str, int]) -> TraceRequest:
+def _requests(rows: "csv.DictReader[str]", path: Path, longest: int) -> list[TraceRequest]:
+    names = rows.fieldnames or ()
+    missing = [name for name in COLUMNS if name not in names]
+    if missing:
+        raise TraceError(f"{path} has no column {missing[0]}; it needs {', '.join(COLUMNS)}.")
+    if "prefix_group" in names and "prefix_tokens" not in names:
+        raise TraceError(f"{path}, line 1: a column prefix_group needs a column prefix_tokens.")
+    groups: dict[str, _Group] = {}
+    requests: list[TraceRequest] = []
+    for row in rows:
+        where = f"{path}, line {rows.line_num}"
+        if None in row:
+            raise TraceError(f"{where}: there are more fields than the header has.")
+        request = _request(row, where, groups)
+        num_tokens = request.num_prompt_tokens + request.num_output_tokens
+        if num_tokens > longest:
+            raise TraceError(
+                f"{where}: prompt and output have {num_tokens} tokens; "
+                f"at most {longest} can be run."
+            )
+        requests.append(request)
+    return requests
+
+
+class _Group(NamedTuple):
+    number: int
+    num_prefix_tokens: int
+
+
+def _request(row: dict[str, str], where: str, groups: dict[str, _Group]) -> TraceRequest:
+    name = row.get("prefix_group") or ""
     try:
         arrival, prompt, output = (
             float(row["arrival_s"]),
             int(row["prompt_tokens"]),
             int(row["output_tokens"]),
         )
-        shared = int(row.get("prefix_tokens") or prompt // 2)
+        shared = int(row.get("prefix_tokens") or ("" if name else 0))
     except (TypeError, ValueError):
         raise TraceError(f"{where}: a field is missing or is not a number.") from None
     if not (math.isfinite(arrival) and arrival >= 0 and prompt > 0 and output > 0 and shared >= 0):
         raise TraceError(f"{where}: times must be 0 or more, and lengths more than 0.")
-    group = groups.setdefault(row.get("prefix_group") or "", len(groups))
-    return TraceRequest(arrival, prompt, output, group, min(shared, prompt) if group else 0)
+    if shared > prompt:
+        raise TraceError(f"{where}: prefix_tokens is {shared}, but the prompt has {prompt}.")
+    if not name:
+        return TraceRequest(arrival, prompt, output)
+    group = groups.setdefault(name, _Group(len(groups) + 1, shared))
+    if shared != group.num_prefix_tokens:
+        raise TraceError(
+            f"{where}: prefix_tokens is {shared}, but group {name!r} has had "
+            f"{group.num_prefix_tokens}."
+        )
+    return TraceRequest(arrival, prompt, output, group.number, shared)
 
 
 class Shape(NamedTuple):
