@@ -77,7 +77,7 @@ class FrontendConfig:
 def _require_range(flag: str, value: float, low: float, high: float) -> None:
     # Written so that NaN, which compares false with everything, is refused too.
     if not low <= value <= high:
-        raise ValueError(f"{flag} is {value:g}; it must be {low:g} to {high:g}")
+        raise ValueError(f"{flag} is {value:.15g}; it must be {low:.15g} to {high:.15g}")
 
 
 def _require_name(name: str) -> None:

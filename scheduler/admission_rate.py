@@ -13,7 +13,8 @@ ROUNDING_S = 1e-6
 class AdmissionRate:
     """Learns how many tokens a second leave the queue while somebody waits in it.
 
-    Time in which nobody waits says nothing about that: less comes then than could be admitted.
+    Time that begins with nobody waiting says nothing about that: less comes then than could be
+    admitted.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class AdmissionRate:
         `now` in seconds on any clock that only goes forward.
         """
         before, self._seen = self._seen, (now, admitted_tokens, waiting_tokens)
-        if before is None or not before[2] or not waiting_tokens:
+        if before is None or not before[2]:
             return
         seconds = now - before[0]
         remains = math.exp(-seconds / HORIZON_S)
@@ -38,7 +39,8 @@ class AdmissionRate:
         """Return in how many whole seconds what waits will have been admitted, within bounds."""
         if not waiting_tokens or not self._seconds:
             return SHORTEST_S
-        if waiting_tokens * self._seconds >= LONGEST_S * self._tokens:
-            return LONGEST_S
-        seconds = waiting_tokens * self._seconds / self._tokens
-        return max(SHORTEST_S, math.ceil(seconds - ROUNDING_S))
+        # Where nothing has been admitted for some time, it may take as long again.
+        seconds = self._seconds
+        if self._tokens:
+            seconds *= waiting_tokens / self._tokens
+        return min(max(SHORTEST_S, math.ceil(seconds - ROUNDING_S)), LONGEST_S)

@@ -74,4 +74,4 @@ def token_budget(policy: str, max_num_batched_tokens: int | None) -> int:
 def _require_range(flag: str, value: float, low: float, high: float) -> None:
     # Written so that NaN, which compares false with everything, is refused too.
     if not low <= value <= high:
-        raise ValueError(f"{flag} is {value:g}; it must be {low:g} to {high:g}")
+        raise ValueError(f"{flag} is {value:.15g}; it must be {low:.15g} to {high:.15g}")

@@ -191,7 +191,7 @@ class Scheduler:
         num_prompt_tokens = len(tokens)
         tokens.extend(resumed)
         if not resumed:
-            self._queue.check_room(len(tokens))
+            self._queue.check_room(len(tokens), key.request)
         room = longest_sequence(self._facts)
         sequence = Sequence(
             key=key,

@@ -11,7 +11,7 @@ A sequence knows nothing of other sequences, plans or slots' columns. Only `Sche
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from protocol.messages import FinishReason, SamplingParams
 from scheduler.prefix import PrefixChain, TokenArray
@@ -64,6 +64,9 @@ WAITING = frozenset({SequenceStatus.WAITING, SequenceStatus.PREEMPTED})
 """The states in which it is in the waiting queue."""
 
 
+RequestKey: TypeAlias = tuple[bytes, int]
+
+
 class SequenceKey(NamedTuple):
     """What a frontend calls a sequence, and which frontend that is."""
 
@@ -71,6 +74,11 @@ class SequenceKey(NamedTuple):
     """Identity of the frontend's connection."""
     request_id: int
     sample: int
+
+    @property
+    def request(self) -> RequestKey:
+        """What all samples of a request have in common."""
+        return self.source, self.request_id
 
 
 class Event(NamedTuple):

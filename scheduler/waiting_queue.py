@@ -12,13 +12,14 @@ older ones are admitted again after a preemption (docs/scheduling.md has the pro
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import NamedTuple
 
 from protocol.errors import ErrorCode, RequestError
 from scheduler.policy import Order
-from scheduler.sequence import MAX_PASSES, Sequence
+from scheduler.sequence import MAX_PASSES, RequestKey, Sequence
 
 Entry = tuple[tuple[int, ...], Sequence]
 """A sequence behind its sort key. Keys end with the arrival, so no two are equal."""
@@ -44,6 +45,7 @@ class WaitingQueue:
         self._by_order: dict[Order, list[Entry]] = {order: [] for order in Order}
         # By arrival, without those that have aged: who ages next is the first of these.
         self._unaged: list[Entry] = []
+        self._of_request: Counter[RequestKey] = Counter()
         self._num_tokens = 0
         self.admitted_tokens = 0
         """Tokens that have waited and been admitted; only grows."""
@@ -58,14 +60,19 @@ class WaitingQueue:
         """Tokens to prefill of everything that waits."""
         return self._num_tokens
 
-    def check_room(self, num_tokens: int) -> None:
-        """Raise RequestError (OVERLOADED) unless a new sequence of so many tokens may wait."""
+    def check_room(self, num_tokens: int, request: RequestKey) -> None:
+        """Raise RequestError (OVERLOADED) unless a new sequence of so many tokens may wait.
+
+        Where nobody else waits, a request may: with all its samples, and however long it is.
+        """
+        if self._of_request[request] == len(self):
+            return
         if len(self) >= self._max_requests:
             raise RequestError(
                 ErrorCode.OVERLOADED,
                 f"{len(self)} sequences are waiting already; at most {self._max_requests} may.",
             )
-        if self and self._num_tokens + num_tokens > self._max_tokens:
+        if self._num_tokens + num_tokens > self._max_tokens:
             raise RequestError(
                 ErrorCode.OVERLOADED,
                 f"{self._num_tokens} tokens are waiting already; with {num_tokens} more it would "
@@ -78,6 +85,7 @@ class WaitingQueue:
             insort(entries, (_key(sequence, order), sequence))
         if not sequence.has_aged:
             insort(self._unaged, ((sequence.arrival,), sequence))
+        self._of_request[sequence.key.request] += 1
         self._num_tokens += len(sequence.tokens)
 
     def remove(self, sequence: Sequence) -> None:
@@ -86,6 +94,9 @@ class WaitingQueue:
             _discard(entries, _key(sequence, order))
         if not sequence.has_aged:
             _discard(self._unaged, (sequence.arrival,))
+        self._of_request[sequence.key.request] -= 1
+        if not self._of_request[sequence.key.request]:
+            del self._of_request[sequence.key.request]
         self._num_tokens -= len(sequence.tokens)
 
     def admit(

@@ -53,17 +53,22 @@ class AsyncStream:
                 self.close()
                 raise
             if isinstance(event, Delta):
+                if self.queue_position:
+                    self._move_to(0)
                 self._builder.add(event)
                 return event
             if isinstance(event, Queued):
-                self.queue_position = event.position
-                if self._on_position is not None:
-                    self._on_position(event.position)
+                self._move_to(event.position)
                 continue
             self._has_ended = True
             if event.error is not None:
                 raise event.error
         raise StopAsyncIteration
+
+    def _move_to(self, position: int) -> None:
+        self.queue_position = position
+        if self._on_position is not None:
+            self._on_position(position)
 
     def result(self) -> Generation:
         """Return what has come so far, put together; all of it once the stream has ended."""

@@ -50,12 +50,12 @@ class Stream:
         while not self._has_ended:
             event = self._next_event()
             if isinstance(event, Delta):
+                if self.queue_position:
+                    self._move_to(0)
                 self._builder.add(event)
                 return event
             if isinstance(event, Queued):
-                self.queue_position = event.position
-                if self._on_position is not None:
-                    self._on_position(event.position)
+                self._move_to(event.position)
                 continue
             self._has_ended = True
             if event.error is not None:
@@ -71,6 +71,11 @@ class Stream:
                 self.close()
                 raise
             return self._events.popleft()
+
+    def _move_to(self, position: int) -> None:
+        self.queue_position = position
+        if self._on_position is not None:
+            self._on_position(position)
 
     def result(self) -> Generation:
         """Return what has come so far, put together; all of it once the stream has ended."""

@@ -21,12 +21,21 @@ def test_it_is_within_bounds_and_the_shortest_where_nothing_is_known():
     assert observed((0.0, 0, 50)).retry_after_s(50) == SHORTEST_S
 
 
-def test_a_queue_that_stands_still_is_the_longest():
-    assert observed((0.0, 0, 5), (1.0, 0, 5)).retry_after_s(1) == LONGEST_S
+def test_where_nothing_is_admitted_it_takes_as_long_again():
+    assert observed((0.0, 0, 5), (1.0, 0, 5)).retry_after_s(10**6) == 1
+    assert observed((0.0, 0, 5), (7.5, 0, 5)).retry_after_s(1) == 8
+    # What is remembered fades, and so does how long that was.
+    assert observed(*((float(second), 0, 5) for second in range(500))).retry_after_s(1) == 11
+
+
+def test_what_empties_the_queue_counts():
+    # A queue of one is empty after every admission.
+    moments = [(0.0, 0, 40), (4.0, 40, 0), (4.1, 40, 40), (8.1, 80, 0), (8.2, 80, 40)]
+    assert observed(*moments).retry_after_s(40) == 4
 
 
 def test_time_in_which_nobody_waits_does_not_count():
-    rate = observed((0.0, 0, 9), (1.0, 100, 9), (2.0, 100, 0), (50.0, 101, 9), (51.0, 201, 9))
+    rate = observed((0.0, 0, 9), (1.0, 100, 9), (2.0, 200, 0), (50.0, 201, 9), (51.0, 301, 9))
     assert rate.retry_after_s(1000) == 10
 
 

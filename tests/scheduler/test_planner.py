@@ -81,6 +81,87 @@ def test_nobody_overtakes_a_sequence_that_waits_for_blocks():
     ]
 
 
+def steps_to_first_token(simulation, request_id, sample=0):
+    for step in range(1, 200):
+        while simulation.plan():
+            pass
+        simulation.answer()
+        if simulation.received(request_id, sample).tokens:
+            return step
+    raise AssertionError("no token comes")
+
+
+def behind_a_long_prompt():
+    """A simulation in which a prompt of 20,000 tokens has had three steps of 2,048."""
+    simulation = simulate(
+        policy=LatencyPolicy(),
+        num_blocks=4_000,
+        block_size=16,
+        slots=32,
+        max_model_len=30_000,
+        max_waiting_tokens=10**6,
+    )
+    simulation.add(add_message(0, prompt(0, 20_000), max_tokens=2))
+    for _ in range(3):
+        simulation.plan()
+        simulation.answer()
+    return simulation
+
+
+@pytest.mark.parametrize("priority", [0, 5])
+def test_every_short_prompt_behind_a_long_one_starts_at_once(priority):
+    # The long one ages by the 8th, and goes on in its half.
+    simulation = behind_a_long_prompt()
+    for request_id in range(1, 17):
+        simulation.add(add_message(request_id, [request_id] * 20, max_tokens=2, priority=priority))
+    assert steps_to_first_token(simulation, 16) <= 3
+    assert not simulation.received(0).tokens
+
+
+def test_who_waits_for_anothers_prefix_keeps_nobody_out():
+    simulation = behind_a_long_prompt()
+    simulation.add(add_message(1, prompt(0, 20_000), max_tokens=2, seed=1, priority=1))
+    simulation.add(add_message(2, [7] * 20, max_tokens=2, priority=1))
+    assert steps_to_first_token(simulation, 2) <= 3
+    simulation.run()
+    simulation.check_outputs()
+
+
+def test_samples_of_many_prompts_start_side_by_side():
+    simulation = simulate(
+        policy=ThroughputPolicy(),
+        num_blocks=8_000,
+        block_size=16,
+        slots=128,
+        max_model_len=1_000,
+        max_waiting_requests=1_000,
+        max_waiting_tokens=10**6,
+    )
+    for request_id in range(32):
+        for sample in range(4):
+            ids = [request_id, *prompt(request_id, 511)]
+            simulation.add(add_message(request_id, ids, sample=sample, seed=sample, max_tokens=8))
+    assert max(steps_to_first_token(simulation, request_id, 3) for request_id in range(32)) <= 5
+    # Each prompt is computed once, and of each further sample one token.
+    assert simulation.scheduler.counters.prefill_tokens == 32 * (512 + 3)
+    simulation.run()
+    simulation.check_outputs()
+
+
+def test_who_was_too_big_is_looked_at_again_when_others_have_computed_what_it_shares():
+    simulation = simulate(
+        policy=LatencyPolicy(), num_blocks=24, block_size=16, max_model_len=384, slots=8
+    )
+    for sample in range(2):
+        message = add_message(1, prompt(0, 200), sample=sample, seed=sample, max_tokens=70)
+        simulation.add(message)
+    simulation.add(add_message(2, [3] * 20, max_tokens=4))
+    assert steps_to_first_token(simulation, 1, 1) == 3
+    assert simulation.received(2).tokens
+    simulation.run()
+    simulation.check_outputs()
+
+
 COST = StepCost(step_s=0.002, token_s=0.001, read_s=0.0, pair_s=0.0)
 
 

@@ -72,6 +72,13 @@ def test_the_first_in_rank_never_gives_way():
     assert choose_victim([one, other]) is other
 
 
+def test_no_higher_priority_gives_way_for_a_resumed_sequence():
+    first, high = (make_sequence(arrival, 4, priority=1) for arrival in range(2))
+    resumed = make_sequence(2, 4)
+    resumed.protected_until = 1000
+    assert choose_victim([first, high, resumed]) is resumed
+
+
 def test_a_resumed_sequence_gives_way_only_without_an_alternative_until_it_has_progressed():
     first, second, resumed = (make_sequence(arrival, 4) for arrival in range(3))
     resumed.protected_until = len(resumed.tokens) + PROGRESS_TOKENS

@@ -76,20 +76,34 @@ def test_it_counts_requests_and_tokens():
 
 
 def test_a_full_queue_refuses_by_requests_and_by_tokens():
-    queue = WaitingQueue(2, 10)
+    queue, other = WaitingQueue(2, 10), (b"frontend", 9)
     queue.push(make_sequence(0, 8))
-    queue.check_room(2)
+    queue.check_room(2, other)
     with pytest.raises(RequestError, match="8 tokens are waiting already") as by_tokens:
-        queue.check_room(3)
+        queue.check_room(3, other)
     assert by_tokens.value.code is ErrorCode.OVERLOADED
     queue.push(make_sequence(1, 1))
     with pytest.raises(RequestError, match="2 sequences are waiting already") as by_requests:
-        queue.check_room(1)
+        queue.check_room(1, other)
     assert by_requests.value.code is ErrorCode.OVERLOADED
 
 
-def test_an_empty_queue_takes_any_prompt():
-    WaitingQueue(2, 10).check_room(1000)
+def test_where_nobody_else_waits_a_request_may_with_all_its_samples():
+    queue, request = WaitingQueue(1, 10), (b"frontend", 7)
+    queue.check_room(1000, request)
+    samples = [make_sequence(i, 1000, request_id=7, sample=i) for i in range(3)]
+    for sample in samples:
+        queue.push(sample)
+        queue.check_room(1000, request)
+    other = make_sequence(3, 1, request_id=8)
+    with pytest.raises(RequestError, match="3 sequences are waiting already"):
+        queue.check_room(1, other.key.request)
+    queue.push(other)
+    with pytest.raises(RequestError, match="4 sequences are waiting already"):
+        queue.check_room(1, request)
+    for sequence in [*samples, other]:
+        queue.remove(sequence)
+    queue.check_room(1000, other.key.request)
 
 
 def test_what_does_not_wait_cannot_be_taken_out():

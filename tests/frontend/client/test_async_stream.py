@@ -175,4 +175,4 @@ def test_it_tells_where_its_request_waits(endpoint):
         deltas = [delta async for delta in stream]
         return told, stream.queue_position, len(deltas)
 
-    assert with_client(endpoint, use) == ([2, 1], 1, 4)
+    assert with_client(endpoint, use) == ([2, 1, 0], 0, 4)
