@@ -22,10 +22,10 @@ import time
 import urllib.parse
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.environment import ROOT, commit, cpu_name, today
+from benchmarks.rows import report
 
 VOCABULARY = 49_152
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.jsonl"
@@ -208,16 +208,7 @@ def main() -> None:
     dtypes = ("float32", "bfloat16") if options.dtype == "both" else (options.dtype,)
     for dtype in dtypes:
         for row in compare(dtype, options.rounds):
-            print(json.dumps(row), flush=True)
-            if options.save:
-                append(RESULTS, row)
-
-
-def append(path: Path, row: dict[str, object]) -> None:
-    """Append a row to a file of JSON lines."""
-    path.parent.mkdir(exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+            report(row, RESULTS if options.save else None)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ JSON row a target: percentiles of the stream's gaps, and how long the prompts to
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import statistics
 import time
@@ -19,6 +18,7 @@ import time
 import numpy as np
 
 from benchmarks.environment import ROOT, commit, cpu_name, today
+from benchmarks.rows import report
 from frontend import LLM, AsyncClient, SamplingParams
 
 RESULTS = ROOT / "benchmarks" / "results" / "gaps.jsonl"
@@ -71,11 +71,7 @@ def main() -> None:
             "commit": commit(),
             "date": today(),
         }
-        text = json.dumps(line)
-        print(text, flush=True)
-        if arguments.save:
-            with RESULTS.open("a") as file:
-                file.write(text + "\n")
+        report(line, RESULTS if arguments.save else None)
 
 
 async def measure(
@@ -109,7 +105,7 @@ async def measure(
         await asyncio.gather(stream, return_exceptions=True)
     spans.sort()
     counted = spans[warm_up:]
-    # Only gaps that end while a prompt is being answered: the others are plain decoding.
+    # Only gaps that overlap with a prompt's answering: the others are plain decoding.
     gaps = [
         after - before
         for before, after in itertools.pairwise(moments)

@@ -10,7 +10,6 @@ row a line; `ms_per_step` is the time divided by the longest output's tokens, pr
 
 import argparse
 import contextlib
-import json
 import shutil
 import subprocess
 import tempfile
@@ -19,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.environment import ROOT, commit, cpu_name, today
+from benchmarks.rows import report
 from benchmarks.workloads import MAX_MODEL_LEN, TEMPERATURE, WORKLOADS, Request, warm_up
 from frontend import LLM, SamplingParams
 from worker.model_files import read_model_config
@@ -65,7 +65,7 @@ def main() -> None:
             run(llm, warm_up())
             for name in arguments.workload:
                 for line in measure(llm, name, arguments.repeat):
-                    report(common | line | place, save=arguments.save)
+                    report(common | line | place, RESULTS if arguments.save else None)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -159,16 +159,6 @@ def device_name(device: str) -> str:
     query = [tool, "--query-gpu=name", "--format=csv,noheader"]
     names = subprocess.run(query, capture_output=True, text=True, check=False).stdout
     return names.split("\n", 1)[0] or cpu_name()
-
-
-def report(row: dict[str, object], *, save: bool) -> None:
-    """Print a row, and keep it if it is to be kept."""
-    line = json.dumps(row)
-    print(line, flush=True)
-    if save:
-        RESULTS.parent.mkdir(exist_ok=True)
-        with RESULTS.open("a") as file:
-            file.write(line + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ virtual but for `wall_s`; percentiles are right to 1 %.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.environment import ROOT, commit, today
 from benchmarks.flags import between, positive, whole
+from benchmarks.rows import report
 from benchmarks.simulation.card import CARDS, Card
 from benchmarks.simulation.fleet import ROUTERS, simulate
 from benchmarks.simulation.prefill_first import prefill_first
@@ -40,13 +40,13 @@ def main() -> None:
     """Print one JSON line for every load and policy."""
     arguments = parse_arguments()
     try:
-        report(arguments)
+        simulate_all(arguments)
     except (TraceError, RequestError) as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def report(arguments: argparse.Namespace) -> None:
+def simulate_all(arguments: argparse.Namespace) -> None:
     """Print the lines. Raises TraceError, and RequestError where more waits than may."""
     card = Card.load(arguments.card)
     for rate, trace in traces(arguments, longest_sequence(card)):
@@ -67,11 +67,7 @@ def report(arguments: argparse.Namespace) -> None:
                 "commit": commit(),
                 "date": today(),
             }
-            text = json.dumps(line)
-            print(text, flush=True)
-            if arguments.save:
-                with RESULTS.open("a") as file:
-                    file.write(text + "\n")
+            report(line, RESULTS if arguments.save else None)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
