@@ -7,7 +7,8 @@ from typing import Self
 
 from frontend.client.async_link import AsyncLink
 from frontend.client.requests import Prompt
-from frontend.client.results import Delta, Event, Generation, GenerationBuilder, Queued
+from frontend.client.results import Delta, Event, Generation
+from frontend.client.stream_progress import StreamProgress
 from protocol.messages import Generate
 
 
@@ -31,53 +32,42 @@ class AsyncStream:
         timeout_s: float,
     ) -> None:
         """Sends the request; use `AsyncClient.stream`."""
-        self.queue_position: int | None = None
-        """In the engine's queue, as it last said: 1 is the next, 0 admitted; None: not known."""
-        self._on_position = on_position
-        self._has_ended = True
+        self._progress = StreamProgress(prompt, request.params.n, on_position)
+        self._progress.has_ended = True
         self._link = link
         self._timeout_s = timeout_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._builder = GenerationBuilder(0, prompt, request.params.n)
         self.request_id = link.session.submit(request, self._events.put_nowait)
-        self._has_ended = False
+        self._progress.has_ended = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delta:
-        while not self._has_ended:
+        while not self._progress.has_ended:
             try:
                 event = await self._link.next_event(self._events, self._timeout_s)
             except BaseException:
                 self.close()
                 raise
-            if isinstance(event, Delta):
-                if self.queue_position:
-                    self._move_to(0)
-                self._builder.add(event)
-                return event
-            if isinstance(event, Queued):
-                self._move_to(event.position)
-                continue
-            self._has_ended = True
-            if event.error is not None:
-                raise event.error
+            delta = self._progress.take(event)
+            if delta is not None:
+                return delta
         raise StopAsyncIteration
 
-    def _move_to(self, position: int) -> None:
-        self.queue_position = position
-        if self._on_position is not None:
-            self._on_position(position)
+    @property
+    def queue_position(self) -> int | None:
+        """In the engine's queue, as it last said: 1 is the next, 0 admitted; None: not known."""
+        return self._progress.queue_position
 
     def result(self) -> Generation:
         """Return what has come so far, put together; all of it once the stream has ended."""
-        return self._builder.build()
+        return self._progress.result()
 
     def close(self) -> None:
         """Abort the request if it has not ended. Does not wait and never raises."""
-        if not self._has_ended:
-            self._has_ended = True
+        if not self._progress.has_ended:
+            self._progress.has_ended = True
             self._link.leave(self.request_id)
 
     async def __aenter__(self) -> Self:

@@ -7,7 +7,8 @@ from typing import Self
 
 from frontend.client.link import Link
 from frontend.client.requests import Prompt
-from frontend.client.results import Delta, Event, Generation, GenerationBuilder, Queued
+from frontend.client.results import Delta, Event, Generation
+from frontend.client.stream_progress import StreamProgress
 from protocol.messages import Generate
 
 
@@ -31,35 +32,23 @@ class Stream:
         timeout_s: float,
     ) -> None:
         """Sends the request; use `Client.stream`."""
-        self.queue_position: int | None = None
-        """In the engine's queue, as it last said: 1 is the next, 0 admitted; None: not known."""
-        self._on_position = on_position
+        self._progress = StreamProgress(prompt, request.params.n, on_position)
         self._link = link
         self._timeout_s = timeout_s
         self._events: deque[Event] = deque()
-        self._builder = GenerationBuilder(0, prompt, request.params.n)
-        self._has_ended = True
+        self._progress.has_ended = True
         with link.session() as session:
             self.request_id = session.submit(request, self._events.append)
-        self._has_ended = False
+        self._progress.has_ended = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Delta:
-        while not self._has_ended:
-            event = self._next_event()
-            if isinstance(event, Delta):
-                if self.queue_position:
-                    self._move_to(0)
-                self._builder.add(event)
-                return event
-            if isinstance(event, Queued):
-                self._move_to(event.position)
-                continue
-            self._has_ended = True
-            if event.error is not None:
-                raise event.error
+        while not self._progress.has_ended:
+            delta = self._progress.take(self._next_event())
+            if delta is not None:
+                return delta
         raise StopIteration
 
     def _next_event(self) -> Event:
@@ -72,19 +61,19 @@ class Stream:
                 raise
             return self._events.popleft()
 
-    def _move_to(self, position: int) -> None:
-        self.queue_position = position
-        if self._on_position is not None:
-            self._on_position(position)
+    @property
+    def queue_position(self) -> int | None:
+        """In the engine's queue, as it last said: 1 is the next, 0 admitted; None: not known."""
+        return self._progress.queue_position
 
     def result(self) -> Generation:
         """Return what has come so far, put together; all of it once the stream has ended."""
-        return self._builder.build()
+        return self._progress.result()
 
     def close(self) -> None:
         """Abort the request if it has not ended. Does not wait and never raises."""
-        if not self._has_ended:
-            self._has_ended = True
+        if not self._progress.has_ended:
+            self._progress.has_ended = True
             self._link.leave(self.request_id)
 
     def __enter__(self) -> Self:
