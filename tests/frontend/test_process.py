@@ -232,14 +232,15 @@ def test_it_sleeps_when_there_is_nothing_to_do(frontend):
         await asyncio.sleep(0.5)
         process = psutil.Process(running.child.process.pid)
         family = [process, *process.children()]
-        before = [sum(member.cpu_times()[:2]) for member in family]
+        before = [member.num_ctx_switches().voluntary for member in family]
         await asyncio.sleep(2)
-        return [sum(m.cpu_times()[:2]) - b for m, b in zip(family, before, strict=True)]
+        after = [member.num_ctx_switches().voluntary for member in family]
+        return [then - first for then, first in zip(after, before, strict=True)]
 
     own, text = frontend(use)
-    # Ticks of 10 ms: at most one may fall into two seconds of half a percent.
-    assert own <= 0.02
-    assert text <= 0.01
+    # The web server looks round ten times a second, and a heartbeat goes out twice; nothing polls.
+    assert own <= 32
+    assert text <= 2
 
 
 @pytest.mark.parametrize(
