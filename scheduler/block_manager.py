@@ -134,7 +134,15 @@ class BlockManager(BlockBooks):
         Raises BlocksLostError, and takes none, if some of those were not free.
         """
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
-        taken: list[int] = []
+        taken = self._free[: -count - 1 : -1]
+        if len(set(taken)) == count and self._are_blank(taken):
+            del self._free[len(self._free) - count :]
+            references, uses = self._references, self.uses
+            for block in taken:
+                references[block] = 1
+                uses[block] += 1
+            return taken
+        taken = []
         try:
             for _ in range(count):
                 taken.append(self.take())
@@ -157,15 +165,19 @@ class BlockManager(BlockBooks):
                     self._evict(block)  # where it cannot, there is content still
             else:
                 raise BlocksLostError
-            if (
-                self._references[block] == 0
-                and self._content[block] is None
-                and block not in self._quarantined
-            ):
+            if self._are_blank([block]):
                 self._references[block] = 1
                 self.uses[block] += 1
                 return block
             self._stumble(block, "is listed as free, but its references or content say otherwise")
+
+    def _are_blank(self, blocks: list[int]) -> bool:
+        """Return whether blocks that are taken from a free list may be given to anybody."""
+        return (
+            not any(map(self._references.__getitem__, blocks))
+            and not any(map(self._content.__getitem__, blocks))
+            and self._quarantined.keys().isdisjoint(blocks)
+        )
 
     def release(self, blocks: list[int], uses: dict[int, int] | None = None) -> int:
         """Give up one hold of each block; return how many of them nobody holds now.

@@ -139,7 +139,7 @@ class Planner:
         trusted = max(self._model.trusted_tokens - len(rows), UNMEASURED_TOKENS)
         num_tokens = min(num_tokens, trusted)
         work = StepWork(len(rows), self._table.positions_read(rows), 0)
-        taken_s = cost.seconds(work) + self._swap.block_s * self._running.num_swap_outs
+        taken_s = cost.seconds(work) + self._swap.block_s * self._swap.num_outs
         return num_tokens, max(target_s - taken_s, PROMPT_PART * target_s)
 
     def _next_to_prefill(self, draft: Draft, order: Order, step_id: int) -> Sequence | None:
@@ -224,7 +224,7 @@ class Planner:
         counts = decodes.ones + pack_int32(int(chunk.last) for chunk in chunks)
         work = None
         # A step that moves blocks as well says nothing of what computing costs.
-        is_plain = not self._running.num_swap_outs and not draft.swap_ins
+        is_plain = not self._swap.num_outs and not draft.swap_ins
         if self._wants_cost and is_plain:
             num_tokens = len(decodes) + sum(chunk.count for chunk in chunks)
             pairs = sum(chunk_pairs(chunk.start, chunk.count) for chunk in chunks)
@@ -237,7 +237,7 @@ class Planner:
         is_known = step.decodes is self._sent_decodes and not leaves and len(step.decodes) > 0
         new_blocks = self._running.take_replaced()
         new_blocks += [(slot, *grown) for slot, grown in draft.new_blocks.items()]
-        swap_outs = self._running.take_swap_outs()
+        swap_outs = self._swap.take_outs()
         self._counters.swapped_out += len(swap_outs)
         chunks = ((each.slot, each.start, each.count, int(each.last)) for each in step.chunks)
         return StepPlan(

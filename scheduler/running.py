@@ -73,7 +73,6 @@ class Running:
         # (slot, index in its block table) to the block that the ranks do not know to be there yet.
         self._replaced: dict[tuple[int, int], int] = {}
         self._leaves: list[int] = []
-        self._swap_outs: list[tuple[int, int]] = []
         self._rows: Rows | None = None
         self._under_pressure = False
         self.denied = Denied()
@@ -101,16 +100,6 @@ class Running:
         """Return the slots given up since the last plan."""
         leaves, self._leaves = self._leaves, []
         return leaves
-
-    @property
-    def num_swap_outs(self) -> int:
-        """Blocks that the next plan moves to the host."""
-        return len(self._swap_outs)
-
-    def take_swap_outs(self) -> list[tuple[int, int]]:
-        """Return what is moved to the host since the last plan: (block, host block)."""
-        moved, self._swap_outs = self._swap_outs, []
-        return moved
 
     def take_replaced(self) -> list[tuple[int, int, int]]:
         """Return what replaces entries of block tables: (slot, index, block)."""
@@ -208,42 +197,47 @@ class Running:
         """
         if not self._decoding:
             return
-        rows = self.decode_rows()
-        due = np.flatnonzero(self.table.length[rows.slots] == self.table.plan_event[rows.slots])
+        slots = self.decode_rows().slots
+        lengths = self.table.length[slots]
+        due = np.flatnonzero(lengths == self.table.plan_event[slots])
         if not due.size:
             return
         growing: list[Sequence] = []
-        for slot in rows.slots[due].tolist():
+        for slot, length in zip(slots[due].tolist(), lengths[due].tolist(), strict=True):
             sequence = self._decoding[slot]
-            if self.table.length[slot] + 1 >= sequence.max_tokens:
+            if length + 1 >= sequence.max_tokens:
                 self._stop_decoding(sequence)
                 sequence.become(SequenceStatus.DRAINING, step_id)
                 self._draining[sequence] = None
             else:
                 growing.append(sequence)
+        if len(growing) <= self.blocks.num_free and self._grow_all(growing, draft):
+            return
         # First in rank first: whoever is preempted below has then had nothing in vain.
-        if len(growing) > self.blocks.num_free:
-            growing.sort(key=lambda each: each.rank)
+        growing.sort(key=lambda each: each.rank)
         for sequence in growing:
             # Still decoding, unless it gave way to one of those before it.
             while sequence.status is SequenceStatus.DECODING and self._reclaim(
                 sequence, draft, step_id
             ):
-                if self._grow(sequence, draft):
+                if self._grow_all([sequence], draft):
                     break
 
-    def _grow(self, sequence: Sequence, draft: Draft) -> bool:
-        """Add a block to a table; False if what was counted as free was not."""
-        assert sequence.slot is not None, f"grows without a slot: {sequence.tell()}"
+    def _grow_all(self, sequences: list[Sequence], draft: Draft) -> bool:
+        """Add a block to each table; False, and none, if what was counted as free was not."""
         try:
-            block = self.blocks.take()
+            blocks = self.blocks.allocate(len(sequences))
         except BlocksLostError:
             return False
-        # A block that it holds already has been lost to it: the older use stays noted, and shows.
-        sequence.block_uses.setdefault(block, self.blocks.uses[block])
-        draft.new_blocks[sequence.slot] = (len(sequence.block_table), block)
-        sequence.block_table.append(block)
-        self._set_plan_event(sequence, sequence.slot)
+        for sequence, block in zip(sequences, blocks, strict=True):
+            slot, table = sequence.slot, sequence.block_table
+            assert slot is not None, f"grows without a slot: {sequence.tell()}"
+            # A block that it holds already has been lost to it: the older use stays noted, and
+            # shows.
+            sequence.block_uses.setdefault(block, self.blocks.uses[block])
+            draft.new_blocks[slot] = (len(table), block)
+            table.append(block)
+            self._set_plan_event(sequence, slot)
         return True
 
     def _set_plan_event(self, sequence: Sequence, slot: int) -> None:
@@ -355,9 +349,8 @@ class Running:
         """
         count = self.blocks.blocks_for(sequence.num_computed)
         if self.swap.pays(sequence.num_computed, count, draft.cost) and self.is_intact(sequence):
-            sequence.host_blocks = self.swap.take(count)
+            sequence.host_blocks = self.swap.move_out(sequence.block_table[:count])
             sequence.num_swapped = sequence.num_computed
-            self._swap_outs += zip(sequence.block_table, sequence.host_blocks, strict=False)
 
     def forget_swapped(self, sequence: Sequence) -> None:
         """Give back the host blocks of a sequence that needs them no more, if it has any.

@@ -17,7 +17,7 @@ from scheduler.sequence import Sequence
 NEVER = np.iinfo(np.int32).max
 """An event that does not come."""
 
-RECENT_TOKENS = 64
+RECENT_TOKENS = 256
 """Committed tokens a slot holds before they have to move to their sequence. A power of two."""
 
 

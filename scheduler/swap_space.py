@@ -15,6 +15,7 @@ class SwapSpace:
         self.num_blocks = num_blocks
         self.block_s = block_s
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._outs: list[tuple[int, int]] = []
 
     @property
     def num_free(self) -> int:
@@ -31,10 +32,25 @@ class SwapSpace:
             return False
         return 2 * num_blocks * self.block_s < cost.chunk_seconds(0, num_tokens)
 
-    def take(self, count: int) -> list[int]:
-        """Return `count` host blocks, which `pays` has found to be free."""
-        assert count <= len(self._free), f"{count} host blocks wanted, {len(self._free)} free"
-        return [self._free.pop() for _ in range(count)]
+    def move_out(self, blocks: list[int]) -> list[int]:
+        """Have the next plan move blocks to the host, for which `pays` has found room.
+
+        Returns the host block of each.
+        """
+        assert len(blocks) <= len(self._free), f"{len(blocks)} wanted, {len(self._free)} free"
+        host_blocks = [self._free.pop() for _ in blocks]
+        self._outs += zip(blocks, host_blocks, strict=True)
+        return host_blocks
+
+    @property
+    def num_outs(self) -> int:
+        """Blocks that the next plan moves to the host."""
+        return len(self._outs)
+
+    def take_outs(self) -> list[tuple[int, int]]:
+        """Return what is moved to the host since the last plan: (block, host block)."""
+        outs, self._outs = self._outs, []
+        return outs
 
     def give_back(self, blocks: list[int]) -> None:
         """Take blocks back whose content nobody needs any more once the plans so far have run."""

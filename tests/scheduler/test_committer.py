@@ -10,7 +10,7 @@ PROMPT = [1, 2, 3, 4, 5]
 
 
 def test_a_long_output_is_whole():
-    simulation = simulate(num_blocks=200, max_model_len=500)
+    simulation = simulate(num_blocks=500, max_model_len=1000)
     for request_id in range(2):
         simulation.add(add_message(request_id, PROMPT, max_tokens=3 * RECENT_TOKENS + 5))
     simulation.run()
@@ -21,8 +21,8 @@ def test_a_long_output_is_whole():
 
 @pytest.mark.parametrize("end", ["abort", "timeout", "failure"])
 def test_a_sequence_that_ends_early_ends_after_the_tokens_it_has_shown(end):
-    simulation = simulate(max_in_flight=2, num_blocks=100, max_model_len=300)
-    simulation.add(add_message(0, PROMPT, max_tokens=200, deadline=10.0))
+    simulation = simulate(max_in_flight=2, num_blocks=200, max_model_len=500)
+    simulation.add(add_message(0, PROMPT, max_tokens=400, deadline=10.0))
     for _ in range(RECENT_TOKENS + 7):
         simulation.plan()
         simulation.answer()

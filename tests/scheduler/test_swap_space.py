@@ -192,7 +192,9 @@ def test_moving_pays_where_it_is_cheaper_than_computing(num_tokens, num_blocks, 
 
 def test_host_blocks_are_free_or_held_once():
     space = SwapSpace(3, 0.0)
-    held = space.take(2)
+    held = space.move_out([7, 5])
+    assert space.take_outs() == list(zip([7, 5], held, strict=True))
+    assert space.take_outs() == []
     assert space.audit([held]) == []
     assert space.audit([]) == ["of 3 host blocks 1 are free or held, or not once"]
     space.give_back(held)
