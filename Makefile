@@ -6,6 +6,8 @@ VENV   ?= .venv
 TORCH_INDEX ?=
 # What to install beside the product: EXTRAS=cuda or EXTRAS=hopper on GPU machines.
 EXTRAS ?=
+# How many test runners share the machine, each on a core of its own.
+JOBS   ?= 2
 # Extra arguments for launch.py: make serve ARGS="--port 9000"
 ARGS ?=
 
@@ -51,7 +53,7 @@ serve: setup
 	$(BIN)/python launch.py $(ARGS)
 
 test: setup-test
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 
 test-gpu: setup-test
 	$(BIN)/python -m pytest -q -m gpu

@@ -1,11 +1,25 @@
 """What has to be in place before any test module is imported."""
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
 
 _GPU = Path("/dev/nvidiactl")
+
+
+def pytest_configure(config):
+    """Give each of several test runners a core of its own, which its processes inherit.
+
+    Ranks count the cores they may use and start a thread on each: side by side on the same
+    cores, their threads would wait for each other most of the time.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    number = int(config.workerinput["workerid"].removeprefix("gw"))
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 def _interpret_kernels():

@@ -68,7 +68,7 @@ def test_a_deadline_ends_what_runs_and_what_waits(engine):
         with stopped(engine.pids["worker-0"]):
             began = time.monotonic()
             # The first is being prefilled; its second sample and the others wait.
-            first = client.stream([5] * 40, SamplingParams(n=2), deadline_s=0.3)
+            first = client.stream([5] * 40, SamplingParams(n=2), deadline_s=2)
             until_waiting(engine, 1)
             (waits,) = client.generate([[6] * 40], LONG, deadline_s=0.2)
             deltas = list(first)
@@ -78,7 +78,7 @@ def test_a_deadline_ends_what_runs_and_what_waits(engine):
     assert [(each.finish_reason, each.token_ids) for each in deltas] == [
         (FinishReason.TIMEOUT, [])
     ] * 2
-    assert 0.3 <= took_s < 3
+    assert 2 <= took_s < 10
     assert after.token_ids == expected([6, 7], SamplingParams(temperature=0, max_tokens=3))
 
 
