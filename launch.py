@@ -52,7 +52,7 @@ from scheduler.config import (
     SchedulerConfig,
     token_budget,
 )
-from worker.config import WorkerConfig
+from worker.config import QUANTIZATIONS, WorkerConfig
 from worker.cuda_driver import gpu_memory
 from worker.find_model import find_model
 from worker.memory_plan import DEFAULT_NUM_SEQS, memory_table
@@ -96,6 +96,10 @@ class LaunchConfig:
             "weights and activations; auto: the checkpoint's on CUDA, float32 on CPU",
             *("auto", "bfloat16", "float16", "float32"),
         ),
+    )
+    quantization: str = dataclasses.field(
+        default="auto",
+        metadata=flag("weights inside the layers; auto: the checkpoint's", *QUANTIZATIONS),
     )
     host: str = dataclasses.field(
         default="127.0.0.1", metadata=flag("address of the HTTP endpoint")
@@ -376,6 +380,7 @@ def _build_commands(
         model=config.model,
         device=config.device,
         dtype=config.dtype,
+        quantization=config.quantization,
         attention=config.attention,
         load_format=config.load_format,
         max_model_len=config.max_model_len,
@@ -435,6 +440,7 @@ def describe(config: LaunchConfig) -> str:
             model,
             tp=config.tp,
             dtype=config.dtype,
+            quantization=config.quantization,
             block_size=config.block_size,
             utilization=config.gpu_memory_utilization,
             max_num_batched_tokens=token_budget(config.policy, config.max_num_batched_tokens),

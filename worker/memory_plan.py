@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from protocol.errors import ConfigError
 from worker.graph_sizes import max_num_graphs
 from worker.model_config import ModelConfig
+from worker.product_shapes import config_sizes, rank_products
+from worker.quantization import Storage, bytes_saved, choose_storage
 from worker.shard import divide_heads, divide_vocabulary
 
 _MIB = 1 << 20
@@ -69,7 +71,7 @@ class MemoryPlan:
     def table(self) -> str:
         """Return the parts as lines, each with the flag that changes it."""
         rows = (
-            ("weights", self.weights, "--dtype, --tp"),
+            ("weights", self.weights, "--dtype, --quantization, --tp"),
             ("step's tensors", self.workspace, "--max-num-batched-tokens"),
             ("CUDA graphs", self.graphs, "--max-num-seqs, --enforce-eager"),
             ("driver and others", self.other, ""),
@@ -105,6 +107,15 @@ def weight_count(model: ModelConfig, *, tp: int) -> int:
     return model.vocab_size * hidden + model.num_layers * layer + hidden + head
 
 
+def weight_bytes(model: ModelConfig, *, tp: int, item_bytes: int, storage: Storage) -> int:
+    """Return the bytes of rank 0's weights, `item_bytes` a number where they are not quantised."""
+    products = rank_products(config_sizes(model), tp=tp)
+    saved = sum(
+        bytes_saved(storage, shape, item_bytes) for shape in products if shape.name != "head"
+    )
+    return weight_count(model, tp=tp) * item_bytes - model.num_layers * saved
+
+
 def estimate_memory(
     model: ModelConfig,
     *,
@@ -116,10 +127,12 @@ def estimate_memory(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     num_graphs: int,
+    storage: Storage = "none",
 ) -> MemoryPlan:
     """Return what rank 0 of `tp` will need, before anything is loaded.
 
-    `item_bytes` are those of a number in the model's dtype.
+    `item_bytes` are those of a number in the model's dtype, `storage` says how products keep their
+    weights.
     """
     heads = divide_heads(model.num_heads, model.num_kv_heads, rank=0, size=tp)
     query, key_value = heads.query.size * model.head_dim, heads.key_value.size * model.head_dim
@@ -132,7 +145,7 @@ def estimate_memory(
     return MemoryPlan(
         total=total,
         utilization=utilization,
-        weights=weight_count(model, tp=tp) * item_bytes,
+        weights=weight_bytes(model, tp=tp, item_bytes=item_bytes, storage=storage),
         workspace=tokens * per_token * item_bytes + logits,
         other=DRIVER_BYTES,
         graphs=graph_reserve(num_graphs, max_num_seqs, model.vocab_size),
@@ -145,6 +158,7 @@ def memory_table(
     *,
     tp: int,
     dtype: str,
+    quantization: str,
     block_size: int | None,
     utilization: float,
     max_num_batched_tokens: int,
@@ -167,6 +181,7 @@ def memory_table(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=num_seqs,
         num_graphs=max_num_graphs(num_seqs) if has_graphs else 0,
+        storage=choose_storage(quantization),
     )
     return plan.table().splitlines()
 

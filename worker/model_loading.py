@@ -15,6 +15,8 @@ from worker.model_files import is_gguf
 from worker.models import ARCHITECTURES
 from worker.models.causal_lm import CausalLM
 from worker.parallel import TensorParallel
+from worker.quantization import Storage
+from worker.quantizing import quantize_to_fp8
 from worker.safetensors_weights import load_safetensors
 from worker.weights import LoadReport, fill_with_dummies
 
@@ -29,10 +31,12 @@ def load_model(
     device: torch.device,
     dummy_seed: int | None = None,
     products: ProductChoice | None = None,
+    storage: Storage = "none",
 ) -> tuple[CausalLM, LoadReport]:
     """Build a rank's part of a model and fill it from `path`, or with dummies of `dummy_seed`.
 
-    `products` chooses its matrix products where the device has a choice.
+    `products` chooses its matrix products where the device has a choice, `storage` says how they
+    keep their weights.
     Raises ModelFileError naming file and tensor.
     """
     started = time.monotonic()
@@ -55,6 +59,8 @@ def load_model(
             load_safetensors(path, weights, ignored=model.ignored_weights())
         # The views of the weights must go, or they keep what preparing gives back.
         del weights
+        if storage == "fp8":
+            quantize_to_fp8(model)
         for module in model.modules():
             if isinstance(module, Linear):
                 module.prepare(products)

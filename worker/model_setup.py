@@ -34,6 +34,7 @@ from worker.model_runner import ModelRunner
 from worker.models.causal_lm import CausalLM
 from worker.parallel import OneRank, TensorParallel, join_ranks
 from worker.product_table import ProductTable, parse_table
+from worker.quantization import Storage, check_storage, choose_storage
 from worker.rendezvous import meet, share
 from worker.sampling_slots import SamplingSlots
 from worker.shard import HeadShards, divide_heads
@@ -62,6 +63,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     device = _device(config)
     dtype = _dtype(config, model_config, device)
     choice = _attention(config, model_config, dtype, device)
+    storage = _storage(config, dtype, device)
     heads = divide_heads(
         model_config.num_heads, model_config.num_kv_heads, rank=config.rank, size=config.tp
     )
@@ -89,13 +91,14 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         device=device,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
         products=products,
+        storage=storage,
     )
     if products is not None:
         products.warm()
     log.info(
-        "weights loaded bytes=%d seconds=%.1f gb_s=%.2f dtype=%s threads=%d",
+        "weights loaded bytes=%d seconds=%.1f gb_s=%.2f dtype=%s quantization=%s threads=%d",
         *(report.num_bytes, report.seconds, report.num_bytes / report.seconds / 1e9),
-        *(str(dtype).removeprefix("torch."), threads),
+        *(str(dtype).removeprefix("torch."), storage, threads),
     )
     slots = _slots(config, device)
     # One more than there are: rows that only fill up a graph's bucket use the last.
@@ -221,6 +224,18 @@ def _dtype(config: WorkerConfig, model: ModelConfig, device: torch.device) -> to
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     return DTYPES[model.dtype if device.type == "cuda" else "float32"]
+
+
+def _storage(config: WorkerConfig, dtype: torch.dtype, device: torch.device) -> Storage:
+    """Return how products keep their weights. Raises ConfigError for what a GPU cannot do."""
+    storage = choose_storage(config.quantization)
+    check_storage(
+        storage,
+        capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        dtype=str(dtype).removeprefix("torch."),
+        flag=config.quantization,
+    )
+    return storage
 
 
 def _attention(
