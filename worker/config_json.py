@@ -19,6 +19,7 @@ from worker.model_config import (
     RopeScaling,
     merge_token_ids,
 )
+from worker.quantization_config import read_quantization
 
 MAX_CONFIG_BYTES = 4 << 20
 _DEFAULT_ROPE_THETA = 10_000.0
@@ -30,7 +31,8 @@ Json: TypeAlias = dict[str, Any]
 def read_config_json(directory: Path) -> ModelConfig:
     """Read a model directory's config. Raises ModelFileError naming the file and the key."""
     source = directory / "config.json"
-    config = _Object(source, read_json(source))
+    values = read_json(source)
+    config = _Object(source, values)
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
     head_dim = config.optional_integer("head_dim")
@@ -68,6 +70,7 @@ def read_config_json(directory: Path) -> ModelConfig:
             config.token_ids("eos_token_id"), _generation_eos(directory, vocab_size)
         ),
         dtype=_dtype(config),
+        quantization=read_quantization(source, values.get("quantization_config")),
     )
 
 

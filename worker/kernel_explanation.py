@@ -34,7 +34,7 @@ def explain_kernels(config: WorkerConfig) -> str:
     if not tables:
         return f"There is no table of products in {dtype}: all are the library's."
     parts = [explain_products(model, tp=config.tp, table=table) for table in tables]
-    storage = choose_storage(config.quantization)
+    storage = choose_storage(config.quantization, model.quantization)
     if storage != "none":
         parts.insert(0, f"Products inside the layers are in {storage}: tables are for head alone.")
     return "\n\n".join(parts)

@@ -181,7 +181,7 @@ def memory_table(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=num_seqs,
         num_graphs=max_num_graphs(num_seqs) if has_graphs else 0,
-        storage=choose_storage(quantization),
+        storage=choose_storage(quantization, model.quantization),
     )
     return plan.table().splitlines()
 

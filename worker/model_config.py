@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from protocol.errors import ConfigError, ModelFileError
 from protocol.messages import MAX_MODEL_LEN
+from worker.quantization_config import CheckpointQuantization
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """Keys of `worker.models.ARCHITECTURES`, known here without importing torch."""
@@ -76,6 +77,8 @@ class ModelConfig:
     """Tokens that end an output, most usual first."""
     dtype: CheckpointDtype
     """What `--dtype auto` means on CUDA."""
+    quantization: CheckpointQuantization | None = None
+    """How the checkpoint's products are quantised; None: they are not, or it is a GGUF file."""
 
     def __post_init__(self) -> None:
         if self.architecture not in SUPPORTED_ARCHITECTURES:

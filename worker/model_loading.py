@@ -16,6 +16,7 @@ from worker.models import ARCHITECTURES
 from worker.models.causal_lm import CausalLM
 from worker.parallel import TensorParallel
 from worker.quantization import Storage
+from worker.quantized_checkpoint import QuantizedCheckpoint
 from worker.quantizing import quantize_to_fp8
 from worker.safetensors_weights import load_safetensors
 from worker.weights import LoadReport, fill_with_dummies
@@ -44,6 +45,9 @@ def load_model(
         config, group=group, max_model_len=max_model_len, dtype=dtype, device=device
     )
     with torch.inference_mode():
+        checkpoint = None
+        if config.quantization is not None and dummy_seed is None:
+            checkpoint = QuantizedCheckpoint(model, config.quantization, storage)
         weights = list(model.weights())
         num_bytes = sum(weight.target.nbytes for weight in weights)
         if dummy_seed is not None:
@@ -56,10 +60,16 @@ def load_model(
                 ignored=model.ignored_weights(),
             )
         else:
-            load_safetensors(path, weights, ignored=model.ignored_weights())
+            ignored = model.ignored_weights()
+            if checkpoint is not None:
+                ignored |= checkpoint.ignored_weights(weights)
+                weights = checkpoint.expand(weights)
+            load_safetensors(path, weights, ignored=ignored)
         # The views of the weights must go, or they keep what preparing gives back.
         del weights
-        if storage == "fp8":
+        if checkpoint is not None:
+            checkpoint.finish()
+        elif storage == "fp8":
             quantize_to_fp8(model)
         for module in model.modules():
             if isinstance(module, Linear):

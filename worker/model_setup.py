@@ -63,7 +63,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     device = _device(config)
     dtype = _dtype(config, model_config, device)
     choice = _attention(config, model_config, dtype, device)
-    storage = _storage(config, dtype, device)
+    storage = _storage(config, model_config, dtype, device)
     heads = divide_heads(
         model_config.num_heads, model_config.num_kv_heads, rank=config.rank, size=config.tp
     )
@@ -226,9 +226,11 @@ def _dtype(config: WorkerConfig, model: ModelConfig, device: torch.device) -> to
     return DTYPES[model.dtype if device.type == "cuda" else "float32"]
 
 
-def _storage(config: WorkerConfig, dtype: torch.dtype, device: torch.device) -> Storage:
+def _storage(
+    config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Storage:
     """Return how products keep their weights. Raises ConfigError for what a GPU cannot do."""
-    storage = choose_storage(config.quantization)
+    storage = choose_storage(config.quantization, model.quantization)
     check_storage(
         storage,
         capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from protocol.errors import ConfigError
 from worker.product_shapes import ProductShape
+from worker.quantization_config import CheckpointQuantization
 
 Storage: TypeAlias = Literal["none", "fp8"]
 
@@ -19,8 +20,10 @@ FP8_CAPABILITY = (8, 9)
 _SCALE_BYTES = 4
 
 
-def choose_storage(flag: str) -> Storage:
-    """Return how products keep their weights."""
+def choose_storage(flag: str, checkpoint: CheckpointQuantization | None) -> Storage:
+    """Return how products keep their weights, by `--quantization` and what the checkpoint is."""
+    if flag == "auto":
+        return "none" if checkpoint is None else "fp8"
     return "fp8" if flag == "fp8" else "none"
 
 

@@ -19,7 +19,7 @@ def quantize_to_fp8(model: nn.Module) -> None:
     """
     kept: Counter[tuple[int, int]] = Counter()
     for linear in model.modules():
-        if not isinstance(linear, Linear) or linear.keeps_dtype or linear.is_quantized:
+        if not isinstance(linear, Linear) or linear.keeps_dtype:
             continue
         if fits_fp8(linear.out_features, linear.in_features):
             linear.quantize(Fp8Weight.quantize(linear.weight))

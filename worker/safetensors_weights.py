@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from protocol.errors import ModelFileError
@@ -24,6 +25,8 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_TENSORS = 65_536
 
 _DTYPES = ("F64", "F32", "F16", "BF16")
+_CODES = {torch.float8_e4m3fn: ("F8_E4M3",), torch.int32: ("I32",)}
+"""What is not converted, by the dtype it is wanted in."""
 _ROTARY_BUFFER = ".rotary_emb.inv_freq"
 """Old checkpoints carry the rotary frequencies, which follow from the config."""
 
@@ -149,15 +152,17 @@ def _entry(path: Path, name: str, description: object) -> tuple[_Entry, int]:
 
 
 def _check(weight: Weight, entry: _Entry) -> None:
-    if entry.shape != weight.shape:
+    # A single number counts as a row of one.
+    if (entry.shape or (1,)) != (weight.shape or (1,)):
         raise ModelFileError(
             f"{entry.path}: the tensor {weight.name} has shape {list(entry.shape)}; "
             f"config.json makes it {list(weight.shape)}"
         )
-    if entry.dtype not in _DTYPES:
+    supported = _CODES.get(weight.target.dtype, _DTYPES)
+    if entry.dtype not in supported:
         raise ModelFileError(
             f"{entry.path}: the tensor {weight.name} is stored as {entry.dtype}; supported: "
-            f"{', '.join(_DTYPES)}"
+            f"{', '.join(supported)}"
         )
 
 
@@ -166,6 +171,9 @@ def _read(path: Path, weights: Iterable[Weight]) -> None:
         with safe_open(path, framework="pt") as file:
             for weight in weights:
                 whole = file.get_slice(weight.name)
+                if not whole.get_shape():
+                    weight.target.copy_(file.get_tensor(weight.name))
+                    continue
                 index = [slice(None)] * len(weight.shape)
                 index[weight.dim] = slice(weight.start, weight.end)
                 weight.target.copy_(whole[tuple(index)])

@@ -7,7 +7,7 @@ exactly the expected shape, or loading fails with the name of file and tensor.
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ class Weight:
     dim: int = 0
     start: int = 0
     is_norm: bool = False
+    linear: Linear | None = None
+    """The product whose weight it is part of, if it is."""
+    rows: slice = field(default_factory=lambda: slice(None))
+    """Which outputs of that product."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -50,6 +54,11 @@ class Weight:
     def end(self) -> int:
         """Index after this rank's last slice of dimension `dim`."""
         return self.start + self.target.shape[self.dim]
+
+    def moved(self, target: Tensor) -> "Weight":
+        """Return the weight with another target of the same shape, and of any dtype."""
+        assert target.shape == self.target.shape, f"{self.name} moves to {tuple(target.shape)}"
+        return replace(self, target=target)
 
     def fill(self, whole: Tensor) -> None:
         """Copy this rank's shard out of the checkpoint's tensor, converting the dtype."""
@@ -91,22 +100,33 @@ def stacked_weights(linear: Linear, parts: Mapping[str, Shard]) -> Iterator[Weig
             targets["bias"] = linear.bias[rows]
         for kind, target in targets.items():
             yield Weight(
-                name=f"{name}.{kind}", target=target, whole_size=part.whole, start=part.start
+                name=f"{name}.{kind}",
+                target=target,
+                whole_size=part.whole,
+                start=part.start,
+                linear=linear if kind == "weight" else None,
+                rows=rows,
             )
         first += part.size
-    assert first == len(linear.weight), f"{', '.join(parts)} do not fill the product"
+    assert first == linear.out_features, f"{', '.join(parts)} do not fill the product"
 
 
 def row_parallel_weights(linear: RowParallelLinear, name: str) -> Iterator[Weight]:
     """Yield the weights of a product whose inputs are divided among the ranks."""
     weight, inputs = linear.product.weight, linear.inputs
     yield Weight(
-        name=f"{name}.weight", target=weight, whole_size=inputs.whole, dim=1, start=inputs.start
+        name=f"{name}.weight",
+        target=weight,
+        whole_size=inputs.whole,
+        dim=1,
+        start=inputs.start,
+        linear=linear.product,
     )
     if linear.has_bias:
         # Ranks that do not add the bias take nothing of it, but it is theirs to check.
         bias = linear.product.bias
-        target = weight.new_empty(0) if bias is None else bias
+        nothing = torch.empty(0, dtype=weight.dtype, device=linear.product.device)
+        target = nothing if bias is None else bias
         yield Weight(name=f"{name}.bias", target=target, whole_size=len(weight))
 
 

@@ -3,11 +3,17 @@ import pytest
 from protocol.errors import ConfigError
 from worker.product_shapes import ProductShape
 from worker.quantization import bytes_saved, check_storage, choose_storage, fits_fp8
+from worker.quantization_config import Fp8Checkpoint, Unquantized
 
 
 def test_the_flag_decides():
-    assert choose_storage("fp8") == "fp8"
-    assert choose_storage("none") == choose_storage("auto") == "none"
+    checkpoint = Fp8Checkpoint(
+        scale_name="weight_scale", block=None, is_by_tensor=True, unquantized=Unquantized()
+    )
+    assert choose_storage("fp8", None) == choose_storage("fp8", checkpoint) == "fp8"
+    assert choose_storage("none", None) == choose_storage("none", checkpoint) == "none"
+    assert choose_storage("auto", None) == "none"
+    assert choose_storage("auto", checkpoint) == "fp8"
 
 
 @pytest.mark.parametrize("capability", [None, (8, 9), (9, 0), (10, 0)])

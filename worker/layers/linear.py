@@ -189,6 +189,16 @@ class Linear(nn.Module):
         # Not as a parameter of this module, which could not be replaced by a plain tensor later.
         self._weight = weight.detach()
 
+    def defer(self) -> None:
+        """Have a weight without memory, whose views say where values belong."""
+        self._weight = torch.empty(
+            self.out_features, self.in_features, dtype=self.dtype, device="meta"
+        )
+
+    def allocate(self) -> None:
+        """Have a weight with memory again, after `defer`."""
+        self._weight = None
+
     def quantize(self, weight: QuantizedWeight) -> None:
         """Use a quantised weight, [out, in], in place of its own, whose memory is given back."""
         assert not self.keeps_dtype, "this product is not to be quantised"

@@ -1,0 +1,178 @@
+"""Loads products' weights from a checkpoint that is quantised.
+
+A quantised X.weight is several tensors in the files. This turns the model's `Weight`s into those of
+these tensors, which any source can fill, and puts together what has been filled:
+
+    Weight X.weight ─► Weights X.weight (codes), X.weight_scale ─► source ─► finish ─► Linear
+
+The products' own weights are never allocated, but for those that keep 16 bits. Codes that stay as
+they are go where they belong at once; others wait on the host and are converted one by one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from protocol.errors import ModelFileError
+from worker.layers.fp8 import Fp8Weight
+from worker.layers.linear import Linear
+from worker.quantization import Storage, fits_fp8
+from worker.quantization_config import CheckpointQuantization, Fp8Checkpoint
+from worker.quantizing import log_kept
+from worker.weights import Weight
+
+_SUFFIX = ".weight"
+
+
+class Span(NamedTuple):
+    """This rank's part of a dimension."""
+
+    whole: int
+    start: int
+    end: int
+
+    def coarse(self, size: int) -> "Span":
+        """Return the runs of `size` that hold it."""
+        return Span(-(-self.whole // size), self.start // size, -(-self.end // size))
+
+    def run_of_each(self, size: int) -> Tensor:
+        """Return, for each number in it, which of those runs holds it, from 0."""
+        return torch.arange(self.start, self.end) // size - self.start // size
+
+
+class QuantizedCheckpoint:
+    """The way from a quantised checkpoint's tensors to a model's products.
+
+    Made before the model's weights are listed. Raises ModelFileError for what cannot be.
+    """
+
+    def __init__(self, model: nn.Module, form: CheckpointQuantization, storage: Storage) -> None:
+        self._form = form
+        self._storage = storage
+        self._finishers: list[Callable[[], None]] = []
+        self._kept: Counter[tuple[int, int]] = Counter()
+        for module in model.modules():
+            if isinstance(module, Linear) and not module.keeps_dtype:
+                module.defer()
+
+    def expand(self, weights: Iterable[Weight]) -> list[Weight]:
+        """Return the weights of the files' tensors in place of the model's."""
+        weights = list(weights)
+        of_linear: dict[Linear, list[Weight]] = {}
+        for weight in weights:
+            if weight.linear is not None and not weight.linear.keeps_dtype:
+                of_linear.setdefault(weight.linear, []).append(weight)
+        expanded: list[Weight] = [
+            weight for weight in weights if weight.linear is None or weight.linear.keeps_dtype
+        ]
+        for linear, parts in of_linear.items():
+            expanded += self._expand_product(linear, parts)
+        log_kept(self._kept)
+        return expanded
+
+    def ignored_weights(self, weights: Iterable[Weight]) -> frozenset[str]:
+        """Return the tensors of the model's weights that files may have and nobody needs."""
+        # Scales for rows found while the checkpoint was made; ours are of the row at hand.
+        return frozenset(
+            f"{weight.name.removesuffix(_SUFFIX)}.input_scale"
+            for weight in weights
+            if weight.linear is not None
+        )
+
+    def finish(self) -> None:
+        """Put together what has been filled."""
+        while self._finishers:
+            self._finishers.pop(0)()
+
+    def _expand_product(self, linear: Linear, parts: list[Weight]) -> list[Weight]:
+        kept = [self._form.unquantized.covers(part.name.removesuffix(_SUFFIX)) for part in parts]
+        if any(kept) != all(kept):
+            names = ", ".join(part.name for part in parts)
+            raise ModelFileError(
+                f"quantization_config keeps some but not all of {names} in 16 bits; they are one "
+                "product here and must be alike"
+            )
+        if all(kept):
+            linear.allocate()
+            return [part.moved(linear.weight[part.rows]) for part in parts]
+        return self._expand_fp8(linear, parts, self._form)
+
+    def _expand_fp8(self, linear: Linear, parts: list[Weight], form: Fp8Checkpoint) -> list[Weight]:
+        """Let codes with a scale a channel go to their place, and all others wait on the host."""
+        quantized = None
+        if self._storage == "fp8" and fits_fp8(linear.out_features, linear.in_features):
+            quantized = Fp8Weight.empty(linear.out_features, linear.in_features, linear.device)
+            linear.quantize(quantized)
+        else:
+            linear.allocate()
+            if self._storage == "fp8":
+                self._kept[linear.out_features, linear.in_features] += 1
+        expanded = []
+        for part in parts:
+            outputs, inputs = spans(part)
+            codes = tensor_part(part.name, torch.float8_e4m3fn, outputs, inputs)
+            scale_name = f"{part.name.removesuffix(_SUFFIX)}.{form.scale_name}"
+            if form.block is not None:
+                block = (outputs.coarse(form.block[0]), inputs.coarse(form.block[1]))
+                scales = tensor_part(scale_name, torch.float32, *block)
+            else:
+                one = Span(1, 0, 1)
+                dims = (one,) if form.is_by_tensor else (outputs, one)
+                scales = tensor_part(scale_name, torch.float32, *dims)
+            if quantized is not None and form.block is None:
+                codes = codes.moved(quantized.codes[part.rows])
+            self._finishers.append(_fp8_finisher(linear, quantized, part, codes, scales, form))
+            expanded += [codes, scales]
+        return expanded
+
+
+def _fp8_finisher(
+    linear: Linear,
+    quantized: Fp8Weight | None,
+    part: Weight,
+    codes: Weight,
+    scales: Weight,
+    form: Fp8Checkpoint,
+) -> Callable[[], None]:
+    def finish() -> None:
+        wide = scales.target.to(linear.device)
+        if form.block is not None:
+            for dim, (span, size) in enumerate(zip(spans(part), form.block, strict=True)):
+                wide = wide.index_select(dim, span.run_of_each(size).to(linear.device))
+        if quantized is not None and form.block is None:
+            quantized.scales[part.rows] = wide.view(-1)
+            return
+        values = codes.target.to(linear.device).float() * wide
+        if quantized is None:
+            linear.weight[part.rows] = values.to(linear.dtype)
+            return
+        # Rounded to 16 bits, as if the checkpoint were, before each channel gets its own scale.
+        again = Fp8Weight.quantize(values.to(linear.dtype))
+        quantized.codes[part.rows] = again.codes
+        quantized.scales[part.rows] = again.scales
+
+    return finish
+
+
+def spans(weight: Weight) -> tuple[Span, Span]:
+    """Return this rank's outputs and inputs of a product's weight in the checkpoint."""
+    dims = [Span(size, 0, size) for size in weight.shape]
+    dims[weight.dim] = Span(weight.shape[weight.dim], weight.start, weight.end)
+    outputs, inputs = dims
+    return outputs, inputs
+
+
+def tensor_part(name: str, dtype: torch.dtype, *dims: Span) -> Weight:
+    """Return the weight of this rank's part of a tensor, of which it divides one dimension at most.
+
+    Its target is on the host.
+    """
+    target = torch.empty([dim.end - dim.start for dim in dims], dtype=dtype)
+    divided = [at for at, dim in enumerate(dims) if (dim.start, dim.end) != (0, dim.whole)]
+    if not divided:
+        return Weight(name=name, target=target)
+    (at,) = divided
+    return Weight(name=name, target=target, whole_size=dims[at].whole, dim=at, start=dims[at].start)
