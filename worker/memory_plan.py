@@ -111,7 +111,9 @@ def weight_bytes(model: ModelConfig, *, tp: int, item_bytes: int, storage: Stora
     """Return the bytes of rank 0's weights, `item_bytes` a number where they are not quantised."""
     products = rank_products(config_sizes(model), tp=tp)
     saved = sum(
-        bytes_saved(storage, shape, item_bytes) for shape in products if shape.name != "head"
+        bytes_saved(storage, shape, item_bytes, model.quantization)
+        for shape in products
+        if shape.name != "head"
     )
     return weight_count(model, tp=tp) * item_bytes - model.num_layers * saved
 

@@ -16,8 +16,9 @@ from worker.models import ARCHITECTURES
 from worker.models.causal_lm import CausalLM
 from worker.parallel import TensorParallel
 from worker.quantization import Storage
+from worker.quantization_config import Int4Checkpoint
 from worker.quantized_checkpoint import QuantizedCheckpoint
-from worker.quantizing import quantize_to_fp8
+from worker.quantizing import quantize_to_fp8, quantize_to_int4
 from worker.safetensors_weights import load_safetensors
 from worker.weights import LoadReport, fill_with_dummies
 
@@ -71,6 +72,8 @@ def load_model(
             checkpoint.finish()
         elif storage == "fp8":
             quantize_to_fp8(model)
+        elif isinstance(config.quantization, Int4Checkpoint) and storage == "int4":
+            quantize_to_int4(model, config.quantization.group_size)
         for module in model.modules():
             if isinstance(module, Linear):
                 module.prepare(products)

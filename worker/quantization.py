@@ -9,22 +9,35 @@ from typing import Literal, TypeAlias
 
 from protocol.errors import ConfigError
 from worker.product_shapes import ProductShape
-from worker.quantization_config import CheckpointQuantization
+from worker.quantization_config import CheckpointQuantization, Int4Checkpoint
 
-Storage: TypeAlias = Literal["none", "fp8"]
+Storage: TypeAlias = Literal["none", "fp8", "int4"]
 
 FP8_MULTIPLE = 16
 """Inputs and outputs of a product in fp8 are a multiple of it."""
 FP8_CAPABILITY = (8, 9)
 """The first GPUs that multiply 8-bit floats."""
 _SCALE_BYTES = 4
+_GROUP_BYTES = 3
+"""Of a scale and a zero point in 4 bits."""
 
 
 def choose_storage(flag: str, checkpoint: CheckpointQuantization | None) -> Storage:
-    """Return how products keep their weights, by `--quantization` and what the checkpoint is."""
-    if flag == "auto":
-        return "none" if checkpoint is None else "fp8"
-    return "fp8" if flag == "fp8" else "none"
+    """Return how products keep their weights, by `--quantization` and what the checkpoint is.
+
+    Raises ConfigError for what would be rounded twice.
+    """
+    match checkpoint, flag:
+        case (_, "none") | (None, "auto"):
+            return "none"
+        case Int4Checkpoint(), "fp8":
+            raise ConfigError(
+                "--quantization fp8 is not for a checkpoint in 4 bits: use auto, or none."
+            )
+        case Int4Checkpoint(), _:
+            return "int4"
+        case _:
+            return "fp8"
 
 
 def check_storage(
@@ -34,7 +47,7 @@ def check_storage(
 
     `dtype` is the model's, `flag` that of `--quantization`.
     """
-    if storage == "none" or capability is None:
+    if storage != "fp8" or capability is None:
         return
     if capability < FP8_CAPABILITY:
         raise ConfigError(
@@ -53,8 +66,22 @@ def fits_fp8(outputs: int, inputs: int) -> bool:
     return outputs % FP8_MULTIPLE == 0 and inputs % FP8_MULTIPLE == 0
 
 
-def bytes_saved(storage: Storage, shape: ProductShape, item_bytes: int) -> int:
+def bytes_saved(
+    storage: Storage,
+    shape: ProductShape,
+    item_bytes: int,
+    checkpoint: CheckpointQuantization | None = None,
+) -> int:
     """Return how many bytes fewer than `item_bytes` a number a product's weight takes."""
-    if storage == "none" or not fits_fp8(shape.outputs, shape.inputs):
-        return 0
-    return shape.outputs * (shape.inputs * (item_bytes - 1) - _SCALE_BYTES)
+    outputs, inputs = shape.outputs, shape.inputs
+    match storage:
+        case "none":
+            return 0
+        case "fp8":
+            kept = inputs + _SCALE_BYTES
+            return outputs * (inputs * item_bytes - kept) if fits_fp8(outputs, inputs) else 0
+        case "int4":
+            assert isinstance(checkpoint, Int4Checkpoint), "only checkpoints are in 4 bits"
+            group = checkpoint.group_size if checkpoint.group_size > 0 else inputs
+            kept = inputs // 2 + -(-inputs // group) * _GROUP_BYTES
+            return outputs * (inputs * item_bytes - kept)

@@ -13,9 +13,11 @@ from typing import TypeAlias
 from protocol.errors import ModelFileError
 
 SUPPORTED = (
-    'supported are quant_method "compressed-tensors" with 8-bit floats, and "fp8" by tensor or in '
-    "blocks"
+    'supported are quant_method "compressed-tensors" with 8-bit floats, "fp8" by tensor or in '
+    'blocks, and "awq" and "gptq" in 4 bits'
 )
+GROUP_SIZES = (32, 64, 128, -1)
+"""Inputs of a group of 4-bit codes; -1: all."""
 MAX_PATTERN_LENGTH = 300
 
 
@@ -49,7 +51,22 @@ class Fp8Checkpoint:
     unquantized: Unquantized
 
 
-CheckpointQuantization: TypeAlias = Fp8Checkpoint
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4Checkpoint:
+    """Weights as 4-bit codes, whose groups of inputs have a scale and a zero point."""
+
+    is_awq: bool
+    """AWQ's order of codes, else GPTQ's."""
+    group_size: int
+    """Inputs of a group; -1: all of them."""
+    has_order: bool
+    """The files say which group each input is in."""
+    zero_offset: int
+    """What is added to stored zero points."""
+    unquantized: Unquantized
+
+
+CheckpointQuantization: TypeAlias = Fp8Checkpoint | Int4Checkpoint
 
 
 def read_quantization(source: Path, value: object) -> CheckpointQuantization | None:
@@ -62,6 +79,10 @@ def read_quantization(source: Path, value: object) -> CheckpointQuantization | N
             return _compressed_tensors(config)
         case "fp8":
             return _fp8(config)
+        case "awq":
+            return _awq(config)
+        case "gptq":
+            return _gptq(config)
         case other:
             raise config.bad(f"quant_method is {other!r}")
 
@@ -121,6 +142,46 @@ def _fp8(config: _Fields) -> Fp8Checkpoint:
             tuple(config.strings("modules_to_not_convert") or config.strings("ignored_layers"))
         ),
     )
+
+
+def _awq(config: _Fields) -> Int4Checkpoint:
+    config.require("bits", 4)
+    config.require("zero_point", True, default=True)
+    config.require("version", "gemm", "GEMM", default="gemm")
+    return Int4Checkpoint(
+        is_awq=True,
+        group_size=_group_size(config),
+        has_order=False,
+        zero_offset=0,
+        unquantized=Unquantized(tuple(config.strings("modules_to_not_convert"))),
+    )
+
+
+def _gptq(config: _Fields) -> Int4Checkpoint:
+    config.require("bits", 4)
+    config.require("sym", True, False, default=True)
+    config.require("desc_act", True, False, default=False)
+    config.require("checkpoint_format", "gptq", "gptq_v2", default="gptq")
+    config.require("pack_dtype", "int32", default="int32")
+    config.require("lm_head", False, default=False)
+    config.require("is_marlin_format", False, default=False)
+    # Some modules otherwise than the rest.
+    config.require("dynamic", None, {})
+    config.require("modules_in_block_to_quantize", None)
+    return Int4Checkpoint(
+        is_awq=False,
+        group_size=_group_size(config),
+        has_order=config.values.get("desc_act") is True,
+        zero_offset=0 if config.values.get("checkpoint_format") == "gptq_v2" else 1,
+        unquantized=Unquantized(tuple(config.strings("modules_to_not_convert"))),
+    )
+
+
+def _group_size(config: _Fields) -> int:
+    config.require("group_size", *GROUP_SIZES)
+    size = config.values["group_size"]
+    assert isinstance(size, int), "it is one of the legal ones"
+    return size
 
 
 def _compressed_tensors(config: _Fields) -> Fp8Checkpoint:

@@ -11,36 +11,23 @@ they are go where they belong at once; others wait on the host and are converted
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from protocol.errors import ModelFileError
+from worker.int4_checkpoint import Int4Part, int4_part, rank_group, read_values
 from worker.layers.fp8 import Fp8Weight
+from worker.layers.int4 import Int4Weight, SharedScratch, pack
 from worker.layers.linear import Linear
 from worker.quantization import Storage, fits_fp8
-from worker.quantization_config import CheckpointQuantization, Fp8Checkpoint
+from worker.quantization_config import CheckpointQuantization, Fp8Checkpoint, Int4Checkpoint
 from worker.quantizing import log_kept
+from worker.tensor_spans import Span, spans, tensor_part
 from worker.weights import Weight
 
 _SUFFIX = ".weight"
-
-
-class Span(NamedTuple):
-    """This rank's part of a dimension."""
-
-    whole: int
-    start: int
-    end: int
-
-    def coarse(self, size: int) -> "Span":
-        """Return the runs of `size` that hold it."""
-        return Span(-(-self.whole // size), self.start // size, -(-self.end // size))
-
-    def run_of_each(self, size: int) -> Tensor:
-        """Return, for each number in it, which of those runs holds it, from 0."""
-        return torch.arange(self.start, self.end) // size - self.start // size
 
 
 class QuantizedCheckpoint:
@@ -54,6 +41,7 @@ class QuantizedCheckpoint:
         self._storage = storage
         self._finishers: list[Callable[[], None]] = []
         self._kept: Counter[tuple[int, int]] = Counter()
+        self._scratch: SharedScratch | None = None
         for module in model.modules():
             if isinstance(module, Linear) and not module.keeps_dtype:
                 module.defer()
@@ -75,12 +63,14 @@ class QuantizedCheckpoint:
 
     def ignored_weights(self, weights: Iterable[Weight]) -> frozenset[str]:
         """Return the tensors of the model's weights that files may have and nobody needs."""
-        # Scales for rows found while the checkpoint was made; ours are of the row at hand.
-        return frozenset(
-            f"{weight.name.removesuffix(_SUFFIX)}.input_scale"
-            for weight in weights
-            if weight.linear is not None
-        )
+        modules = [w.name.removesuffix(_SUFFIX) for w in weights if w.linear is not None]
+        if isinstance(self._form, Fp8Checkpoint):
+            # Scales for rows found while the checkpoint was made; ours are of the row at hand.
+            endings = ["input_scale"]
+        else:
+            # AutoGPTQ gave products without a bias one of zeros, and all of them an order.
+            endings = [] if self._form.is_awq else ["bias", "g_idx"]
+        return frozenset(f"{module}.{ending}" for module in modules for ending in endings)
 
     def finish(self) -> None:
         """Put together what has been filled."""
@@ -98,7 +88,11 @@ class QuantizedCheckpoint:
         if all(kept):
             linear.allocate()
             return [part.moved(linear.weight[part.rows]) for part in parts]
-        return self._expand_fp8(linear, parts, self._form)
+        match self._form:
+            case Fp8Checkpoint() as form:
+                return self._expand_fp8(linear, parts, form)
+            case Int4Checkpoint() as form:
+                return self._expand_int4(linear, parts, form)
 
     def _expand_fp8(self, linear: Linear, parts: list[Weight], form: Fp8Checkpoint) -> list[Weight]:
         """Let codes with a scale a channel go to their place, and all others wait on the host."""
@@ -128,6 +122,74 @@ class QuantizedCheckpoint:
             expanded += [codes, scales]
         return expanded
 
+    def _expand_int4(
+        self, linear: Linear, parts: list[Weight], form: Int4Checkpoint
+    ) -> list[Weight]:
+        """Let all tensors wait on the host until the product's turn."""
+        stored = [int4_part(form, part) for part in parts]
+        group = rank_group(stored[0])
+        quantized = None
+        if self._storage == "int4":
+            if self._scratch is None:
+                self._scratch = SharedScratch(linear.dtype, linear.device)
+            quantized = Int4Weight.empty(
+                linear.out_features,
+                linear.in_features,
+                group,
+                dtype=linear.dtype,
+                device=linear.device,
+                scratch=self._scratch,
+            )
+            linear.quantize(quantized)
+        else:
+            linear.allocate()
+        for number, (part, tensors) in enumerate(zip(parts, stored, strict=True)):
+            self._finishers.append(
+                partial(_finish_plain_int4, linear, part.rows, form, tensors, group)
+                if quantized is None
+                else partial(
+                    _finish_int4, quantized, part.rows, form, tensors, is_first=number == 0
+                )
+            )
+        return [weight for tensors in stored for weight in tensors.weights]
+
+
+def _finish_int4(
+    quantized: Int4Weight, rows: slice, form: Int4Checkpoint, part: Int4Part, *, is_first: bool
+) -> None:
+    """Put a part's codes into their place."""
+    values = read_values(form, part, quantized.group, quantized.codes.device)
+    if is_first:
+        quantized.order = values.order
+    elif not _are_equal(quantized.order, values.order):
+        raise ModelFileError(
+            f"{part.name}.g_idx orders inputs otherwise than those of the other projections of the "
+            "same input, with which it is one product here"
+        )
+    quantized.codes[rows] = pack(values.codes)
+    quantized.scales[rows] = values.scales
+    quantized.zeros[rows] = values.zeros
+
+
+def _are_equal(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)
+
+
+def _finish_plain_int4(
+    linear: Linear, rows: slice, form: Int4Checkpoint, part: Int4Part, group: int
+) -> None:
+    """Multiply a part out."""
+    values = read_values(form, part, group, linear.device)
+    scales = values.scales.float().repeat_interleave(group, dim=1)
+    zeros = values.zeros.repeat_interleave(group, dim=1)
+    wide = ((values.codes.float() - zeros) * scales).to(linear.dtype)
+    if values.order is None:
+        linear.weight[rows] = wide
+    else:
+        linear.weight[rows, values.order] = wide
+
 
 def _fp8_finisher(
     linear: Linear,
@@ -155,24 +217,3 @@ def _fp8_finisher(
         quantized.scales[part.rows] = again.scales
 
     return finish
-
-
-def spans(weight: Weight) -> tuple[Span, Span]:
-    """Return this rank's outputs and inputs of a product's weight in the checkpoint."""
-    dims = [Span(size, 0, size) for size in weight.shape]
-    dims[weight.dim] = Span(weight.shape[weight.dim], weight.start, weight.end)
-    outputs, inputs = dims
-    return outputs, inputs
-
-
-def tensor_part(name: str, dtype: torch.dtype, *dims: Span) -> Weight:
-    """Return the weight of this rank's part of a tensor, of which it divides one dimension at most.
-
-    Its target is on the host.
-    """
-    target = torch.empty([dim.end - dim.start for dim in dims], dtype=dtype)
-    divided = [at for at, dim in enumerate(dims) if (dim.start, dim.end) != (0, dim.whole)]
-    if not divided:
-        return Weight(name=name, target=target)
-    (at,) = divided
-    return Weight(name=name, target=target, whole_size=dims[at].whole, dim=at, start=dims[at].start)

@@ -1,11 +1,14 @@
 """Quantises a loaded model's products, where `--quantization` says so."""
 
 import logging
+import math
 from collections import Counter
 
 from torch import nn
 
+from protocol.errors import ConfigError
 from worker.layers.fp8 import Fp8Weight
+from worker.layers.int4 import LEAST_GROUP, Int4Weight, SharedScratch
 from worker.layers.linear import Linear
 from worker.quantization import FP8_MULTIPLE, fits_fp8
 
@@ -26,6 +29,25 @@ def quantize_to_fp8(model: nn.Module) -> None:
         else:
             kept[linear.out_features, linear.in_features] += 1
     log_kept(kept)
+
+
+def quantize_to_int4(model: nn.Module, group_size: int) -> None:
+    """Put dummy weights of all products but those that keep their dtype into 4 bits.
+
+    Raises ConfigError for a product that groups do not divide.
+    """
+    scratch: SharedScratch | None = None
+    for linear in model.modules():
+        if not isinstance(linear, Linear) or linear.keeps_dtype:
+            continue
+        scratch = scratch or SharedScratch(linear.dtype, linear.device)
+        size = linear.in_features
+        group = size if group_size < 0 else math.gcd(group_size, size)
+        if group % LEAST_GROUP:
+            raise ConfigError(
+                f"{size} inputs of a product cannot be in groups of {group_size}: use another --tp."
+            )
+        linear.quantize(Int4Weight.quantize(linear.weight, group, scratch))
 
 
 def log_kept(kept: Counter[tuple[int, int]]) -> None:

@@ -13,7 +13,7 @@ from tests.worker.tiny_models import save_llama
 
 SIZES = {
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 192,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "num_hidden_layers": 2,
@@ -94,5 +94,79 @@ def in_blocks(size: int) -> Quantize:
         wide = scale[rows][:, columns]
         codes = (weight / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
         return {"weight": codes, "weight_scale_inv": scale}, codes.float() * wide
+
+    return quantize
+
+
+def _codes_of(weight: Tensor, group: int, *, is_symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes [out, in], scales and zero points [out, groups] of a weight."""
+    groups = weight.view(len(weight), -1, group)
+    if is_symmetric:
+        scale = groups.abs().amax(2) / 7
+        zero = torch.full_like(scale, 8)
+    else:
+        low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+        scale = (high - low) / 15
+        zero = (-low / scale).round().clamp(1, 15)
+    scale = scale.half().float()
+    codes = (groups / scale[:, :, None] + zero[:, :, None]).round().clamp(0, 15)
+    return codes.view(weight.shape).long(), scale, zero.long()
+
+
+def _words(codes: Tensor, places: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> Tensor:
+    """Pack the last dimension, code `places[i]` of each 8 at the bits from 4 · i on."""
+    eights = codes.view(*codes.shape[:-1], -1, 8)
+    words = sum(eights[..., place] << (4 * bits) for bits, place in enumerate(places))
+    assert isinstance(words, Tensor)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
+
+
+def awq(group: int) -> Quantize:
+    """As AutoAWQ's gemm version."""
+
+    def quantize(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        size = weight.shape[1] if group < 0 else group
+        codes, scale, zero = _codes_of(weight, size, is_symmetric=False)
+        places = (0, 2, 4, 6, 1, 3, 5, 7)
+        tensors = {
+            "qweight": _words(codes.t().contiguous(), places),
+            "qzeros": _words(zero.t().contiguous(), places),
+            "scales": scale.t().half(),
+        }
+        wide = scale.repeat_interleave(size, 1) * (codes - zero.repeat_interleave(size, 1))
+        return tensors, wide
+
+    return quantize
+
+
+def gptq(
+    group: int,
+    *,
+    is_symmetric: bool = True,
+    offset: int = 1,
+    has_order: bool = False,
+    is_shared: bool = True,
+) -> Quantize:
+    """As GPTQModel and AutoGPTQ. `is_shared`: all products of an input have the same order."""
+
+    def quantize(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        size = weight.shape[1] if group < 0 else group
+        g_idx = torch.arange(weight.shape[1]) // size
+        if has_order:
+            seed = weight.shape[1] if is_shared else len(module) + weight.shape[0]
+            generator = torch.Generator().manual_seed(seed)
+            g_idx = g_idx[torch.randperm(len(g_idx), generator=generator)]
+        order = torch.argsort(g_idx, stable=True)
+        codes, scale, zero = _codes_of(weight[:, order], size, is_symmetric=is_symmetric)
+        back = torch.empty_like(codes)
+        back[:, order] = codes
+        tensors = {
+            "qweight": _words(back).t().contiguous(),
+            "qzeros": _words((zero - offset).t().contiguous()),
+            "scales": scale.t().half(),
+            "g_idx": g_idx.int(),
+            "bias": torch.zeros(len(weight)).half(),
+        }
+        return tensors, scale[:, g_idx] * (back - zero[:, g_idx])
 
     return quantize

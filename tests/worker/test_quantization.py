@@ -3,7 +3,11 @@ import pytest
 from protocol.errors import ConfigError
 from worker.product_shapes import ProductShape
 from worker.quantization import bytes_saved, check_storage, choose_storage, fits_fp8
-from worker.quantization_config import Fp8Checkpoint, Unquantized
+from worker.quantization_config import Fp8Checkpoint, Int4Checkpoint, Unquantized
+
+FOUR_BITS = Int4Checkpoint(
+    is_awq=True, group_size=32, has_order=False, zero_offset=0, unquantized=Unquantized()
+)
 
 
 def test_the_flag_decides():
@@ -14,6 +18,10 @@ def test_the_flag_decides():
     assert choose_storage("none", None) == choose_storage("none", checkpoint) == "none"
     assert choose_storage("auto", None) == "none"
     assert choose_storage("auto", checkpoint) == "fp8"
+    assert choose_storage("auto", FOUR_BITS) == "int4"
+    assert choose_storage("none", FOUR_BITS) == "none"
+    with pytest.raises(ConfigError, match="use auto, or none"):
+        choose_storage("fp8", FOUR_BITS)
 
 
 @pytest.mark.parametrize("capability", [None, (8, 9), (9, 0), (10, 0)])
@@ -34,5 +42,7 @@ def test_bytes():
     shape = ProductShape("down", 64, 160)
     assert bytes_saved("fp8", shape, 2) == 64 * 160 * 2 - (64 * 160 + 64 * 4)
     assert bytes_saved("none", shape, 2) == 0
+    kept = 64 * 160 // 2 + 64 * 5 * (2 + 1)
+    assert bytes_saved("int4", shape, 2, FOUR_BITS) == 64 * 160 * 2 - kept
     assert not fits_fp8(64, 168)
     assert bytes_saved("fp8", ProductShape("down", 64, 168), 2) == 0

@@ -5,7 +5,12 @@ import pytest
 
 from protocol.errors import ModelFileError
 from tests.worker.quantized_models import compressed
-from worker.quantization_config import Fp8Checkpoint, Unquantized, read_quantization
+from worker.quantization_config import (
+    Fp8Checkpoint,
+    Int4Checkpoint,
+    Unquantized,
+    read_quantization,
+)
 
 SOURCE = Path("config.json")
 
@@ -44,6 +49,35 @@ def test_fp8():
     )
 
 
+@pytest.mark.parametrize("group", [32, 64, 128, -1])
+def test_awq(group: int):
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True}
+    config |= {"version": "gemm", "modules_to_not_convert": None}
+    assert read_quantization(SOURCE, config) == Int4Checkpoint(
+        is_awq=True,
+        group_size=group,
+        has_order=False,
+        zero_offset=0,
+        unquantized=Unquantized(),
+    )
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": False}
+
+
+def test_gptq():
+    form = read_quantization(SOURCE, GPTQ)
+    assert form == Int4Checkpoint(
+        is_awq=False,
+        group_size=128,
+        has_order=True,
+        zero_offset=1,
+        unquantized=Unquantized(),
+    )
+    second = read_quantization(SOURCE, GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": False})
+    assert (second.zero_offset, second.has_order) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("names", "patterns", "covered"),
     [
@@ -75,6 +109,13 @@ def test_names_that_keep_16_bits(names: tuple[str, ...], patterns: tuple[str, ..
         (compressed(symmetric=False), "symmetric is False"),
         (compressed(strategy="group"), "strategy is 'group'"),
         (compressed(strategy="block"), "block_structure is missing"),
+        ({"quant_method": "awq", "bits": 8}, "bits is 8"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version is 'gemv'"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 16}, "group_size is 16"),
+        (GPTQ | {"bits": 3}, "bits is 3"),
+        (GPTQ | {"group_size": True}, "group_size is True"),
+        (GPTQ | {"dynamic": {"-:mlp": {}}}, "dynamic is"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         (compressed() | {"format": "pack-quantized"}, "format is 'pack-quantized'"),
         (compressed() | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
         (compressed() | {"config_groups": {}}, "there are 0 groups"),

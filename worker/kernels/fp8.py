@@ -44,7 +44,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def _quantize_row(
     x,
     codes,

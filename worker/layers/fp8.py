@@ -8,7 +8,7 @@ quantised once, rows in every product. Sums are float32.
 On a GPU the product is `torch._scaled_mm` with scales by row, behind one kernel that quantises the
 rows. It accumulates accurately (`use_fast_accum=False`): Hopper's tensor cores keep about 14 bits
 of a sum, and fast accumulation never moves sums out of them. Few rows wait for the weight anyway;
-what it costs many rows `benchmarks.quantized_products` measures.
+what it costs many rows is for `benchmarks.quantized_products` to say.
 
 Elsewhere `ReferenceProduct` multiplies the same codes as floats, so that only the order of the sums
 differs. It takes 4 bytes a weight: it says what a GPU computes, and saves no memory.
