@@ -143,12 +143,16 @@ def estimate_memory(
         3 * model.intermediate_size // tp, 2 * query + 2 * key_value
     )
     tokens = max(max_num_batched_tokens, max_num_seqs)
+    products = rank_products(config_sizes(model), tp=tp)[:-1]
+    # A weight in 4 bits is multiplied out for many rows.
+    largest = max(shape.outputs * shape.inputs for shape in products)
+    scratch = largest * item_bytes if storage == "int4" else 0
     logits = max_num_seqs * model.vocab_size * LOGIT_BYTES
     return MemoryPlan(
         total=total,
         utilization=utilization,
         weights=weight_bytes(model, tp=tp, item_bytes=item_bytes, storage=storage),
-        workspace=tokens * per_token * item_bytes + logits,
+        workspace=tokens * per_token * item_bytes + logits + scratch,
         other=DRIVER_BYTES,
         graphs=graph_reserve(num_graphs, max_num_seqs, model.vocab_size),
         block_bytes=2 * model.num_layers * key_value * block_size * item_bytes,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
+from tests.worker.quantized_models import awq, save_quantized
 from tests.worker.thread_ranks import thread_ranks
 from tests.worker.tiny_models import CPU, save_llama, save_qwen3
 from worker.layers.linear import Linear
@@ -25,6 +26,7 @@ from worker.parallel import OneRank
 from worker.quantizing import quantize_to_fp8
 
 GIB = 1 << 30
+AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "group_size": 32}
 
 
 def plan(*, utilization: float = 0.5, weights: int = 18 * GIB) -> MemoryPlan:
@@ -105,6 +107,20 @@ def test_as_many_bytes_as_the_model_has(tmp_path: Path, tp: int):
             saved += weight.codes.numel() - weight.scales.nbytes
     assert saved > 0
     assert weight_bytes(config, tp=tp, item_bytes=2, storage="fp8") == whole - saved
+
+
+def test_four_bits_need_scratch_for_many_rows(tmp_path: Path):
+    save_quantized(tmp_path, awq(32), AWQ)
+    sizes = {"tp": 1, "item_bytes": 2, "block_size": 16, "total": GIB, "utilization": 0.9}
+    sizes |= {"max_num_batched_tokens": 64, "max_num_seqs": 4, "num_graphs": 0}
+    config = read_model_config(tmp_path)
+    plain = estimate_memory(config, storage="none", **sizes)
+    four = estimate_memory(config, storage="int4", **sizes)
+    assert four.workspace == plain.workspace + 2 * 64 * 2 * 192  # gate and up
+    assert plain.weights - four.weights == 2 * sum(
+        outputs * (2 * inputs - inputs // 2 - 3 * inputs // 32)
+        for outputs, inputs in ((128, 64), (64, 64), (384, 64), (64, 192))
+    )
 
 
 def test_estimate(tmp_path: Path):

@@ -134,9 +134,14 @@ class Int4Weight:
         return result
 
     @property
+    def in_features(self) -> int:
+        """Inputs."""
+        return self.codes.shape[1] * CODES_A_WORD
+
+    @property
     def group(self) -> int:
         """Inputs of a group."""
-        return self.codes.shape[1] * CODES_A_WORD // self.scales.shape[1]
+        return self.in_features // self.scales.shape[1]
 
     def values(self) -> Tensor:
         """Return what is multiplied, [out, in], inputs in the order of the codes."""
@@ -182,6 +187,8 @@ class Int4Product:
         self._weight = weight
         self._bias = bias
         self._out_dtype = out_dtype
+        # Both now, as a step may run in a graph, whose memory is its own.
+        self._values = weight.scratch.take(len(weight.codes), weight.in_features)
         self._partial = weight.scratch.partial(int4.allocate_scratch)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -189,6 +196,5 @@ class Int4Product:
         weight = self._weight
         if len(x) <= FEW_ROWS:
             return self._kernels.product(x, weight, self._bias, self._partial, self._out_dtype)
-        values = weight.scratch.take(len(weight.codes), x.shape[1])
-        self._kernels.multiply_out(weight, values)
-        return multiply(x, values, self._bias, self._out_dtype)
+        self._kernels.multiply_out(weight, self._values)
+        return multiply(x, self._values, self._bias, self._out_dtype)
