@@ -58,6 +58,7 @@ from worker.find_model import find_model
 from worker.memory_plan import DEFAULT_NUM_SEQS, memory_table
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
+from worker.quantization import choose_storage
 
 log = logging.getLogger("launch")
 
@@ -329,6 +330,7 @@ def check_model(config: LaunchConfig, model: ModelConfig) -> None:
     """Refuse what the model does not allow, before anything loads. Raises ConfigError."""
     if not config.fake_workers:
         model.require_legal_tp(config.tp)
+        choose_storage(config.quantization, model.quantization)
     if config.max_model_len and config.max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len is {config.max_model_len}, and the model was made for at most "

@@ -161,7 +161,10 @@ def _gptq(config: _Fields) -> Int4Checkpoint:
     config.require("bits", 4)
     config.require("sym", True, False, default=True)
     config.require("desc_act", True, False, default=False)
-    config.require("checkpoint_format", "gptq", "gptq_v2", default="gptq")
+    # Two names of the same, by the version of GPTQModel.
+    names = [key for key in ("checkpoint_format", "format") if key in config.values]
+    for key in names:
+        config.require(key, "gptq", "gptq_v2")
     config.require("pack_dtype", "int32", default="int32")
     config.require("lm_head", False, default=False)
     config.require("is_marlin_format", False, default=False)
@@ -172,7 +175,7 @@ def _gptq(config: _Fields) -> Int4Checkpoint:
         is_awq=False,
         group_size=_group_size(config),
         has_order=config.values.get("desc_act") is True,
-        zero_offset=0 if config.values.get("checkpoint_format") == "gptq_v2" else 1,
+        zero_offset=0 if any(config.values[key] == "gptq_v2" for key in names) else 1,
         unquantized=Unquantized(tuple(config.strings("modules_to_not_convert"))),
     )
 
@@ -187,12 +190,15 @@ def _group_size(config: _Fields) -> int:
 def _compressed_tensors(config: _Fields) -> Fp8Checkpoint:
     config.require("format", "float-quantized", "naive-quantized", default="float-quantized")
     config.require("kv_cache_scheme", None)
-    config.require("sparsity_config", None, {})
+    config.require("transform_config", None, {})
+    if config.values.get("sparsity_config"):
+        config.fields("sparsity_config").require("format", "dense", default="dense")
     groups = config.fields("config_groups")
     if len(groups.values) != 1:
         raise groups.bad(f"there are {len(groups.values)} groups")
     group = groups.fields(next(iter(groups.values)))
     group.require("targets", ["Linear"])
+    group.require("format", None, "float-quantized", "naive-quantized")
     group.require("output_activations", None)
     weights = group.fields("weights")
     for key, legal in (("num_bits", 8), ("type", "float"), ("symmetric", True), ("dynamic", False)):

@@ -76,6 +76,7 @@ def test_gptq():
     )
     second = read_quantization(SOURCE, GPTQ | {"checkpoint_format": "gptq_v2", "desc_act": False})
     assert (second.zero_offset, second.has_order) == (0, False)
+    assert read_quantization(SOURCE, GPTQ | {"format": "gptq_v2"}).zero_offset == 0
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,8 @@ def test_names_that_keep_16_bits(names: tuple[str, ...], patterns: tuple[str, ..
         (GPTQ | {"bits": 3}, "bits is 3"),
         (GPTQ | {"group_size": True}, "group_size is True"),
         (GPTQ | {"dynamic": {"-:mlp": {}}}, "dynamic is"),
+        (compressed() | {"sparsity_config": {"format": "sparse-24"}}, "format is 'sparse-24'"),
+        (compressed() | {"transform_config": {"config_groups": {}}}, "transform_config is"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         (compressed() | {"format": "pack-quantized"}, "format is 'pack-quantized'"),
         (compressed() | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
