@@ -82,9 +82,9 @@ def main() -> None:
         names = {"engine": "transformers", "dtype": "float32", "quantization": "none"}
         report(common | names | figures(reference) | place, keep_in)
     config = read_model_config(model)
-    for flag in arguments.quantization:
-        storage = choose_storage(flag, config.quantization)
-        for dtype in arguments.dtype or [config.dtype]:
+    for dtype in arguments.dtype or [config.dtype]:
+        for flag in arguments.quantization:
+            storage = choose_storage(flag, config.quantization)
             ours = our_scores(model, tokens, DTYPES[dtype], device, storage, flag)
             row = figures(ours)
             if reference is not None:

@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.worker.kernels.closeness import gpu_only
+from tests.worker.quantized_models import awq, by_channel, compressed, save_quantized
 from tests.worker.tiny_models import Stepper, reference_logits, save_llama
 from worker.layers.fp8 import Fp8Weight
+from worker.layers.linear import Linear
+from worker.model_files import read_model_config
+from worker.model_loading import load_model
+from worker.parallel import OneRank
+from worker.quantization import Storage
 
 SIZES = {
     "hidden_size": 48,
@@ -15,6 +22,7 @@ SIZES = {
     "num_attention_heads": 3,
     "num_key_value_heads": 3,
 }
+AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "group_size": 32}
 TOKENS = [1, 2, 3, 100, 7, 7, 90]
 
 
@@ -57,3 +65,34 @@ def test_dummies_too(tmp_path: Path):
     save_llama(tmp_path, **SIZES)
     stepper = Stepper(tmp_path, storage="fp8", dtype=torch.bfloat16)
     assert stepper.prefill(0, TOKENS, range(2)).isfinite().all()
+
+
+@gpu_only
+@pytest.mark.parametrize("storage", ["fp8", "int4"])
+def test_a_gpu_multiplies_what_a_cpu_does(tmp_path: Path, storage: Storage):
+    """Every product of a checkpoint, by few rows and by many."""
+    if storage == "fp8":
+        save_quantized(tmp_path, by_channel, compressed())
+    else:
+        save_quantized(tmp_path, awq(32), AWQ)
+    models = []
+    for device in ("cpu", "cuda"):
+        model, _ = load_model(
+            tmp_path,
+            read_model_config(tmp_path),
+            group=OneRank(),
+            max_model_len=32,
+            dtype=torch.bfloat16,
+            device=torch.device(device),
+            storage=storage,
+        )
+        models.append([m for m in model.layers.modules() if isinstance(m, Linear)])
+    for ours, theirs in zip(*models, strict=True):
+        assert ours.is_quantized
+        assert theirs.is_quantized
+        for rows in (1, 7, 80, 600):
+            x = torch.randn(rows, ours.in_features).bfloat16()
+            expected = ours(x).float()
+            result = theirs(x.cuda()).cpu().float()
+            # Sums in another order, rounded to bfloat16.
+            assert (result - expected).norm() < 2**-7 * expected.norm()
