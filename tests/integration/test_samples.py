@@ -23,6 +23,7 @@ from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
+from worker.model_setup import layer_attentions
 from worker.sampling_slots import SamplingSlots
 from worker.shard import divide_heads
 from worker.sharded_sampler import ShardedSampler
@@ -81,10 +82,12 @@ class Engine:
         layout = KVLayout.BLOCKS_FIRST if self.is_paged else KVLayout.HEADS_FIRST
         cache = KVCache(shape, facts.num_blocks, dtype=torch.float32, device=CPU, layout=layout)
         if self.is_paged:
-            attention = PagedAttention(cache, PlainKernels(), write_by_torch)
+            attention = PagedAttention(
+                cache, PlainKernels(), write_by_torch, layer_attentions(config)
+            )
         else:
             cache.data[:, :, :, : facts.num_blocks] = float("nan")
-            attention = TorchAttention(cache, heads.query.size)
+            attention = TorchAttention(cache, heads.query.size, layer_attentions(config))
         sampling = SamplingSlots(facts.slots + 1, config.vocab_size, CPU)
         return ModelRunner(
             model,

@@ -15,6 +15,16 @@ from worker.layers.head_norm import HeadNorm
 from worker.layers.rotary import Rotation
 
 
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """How one layer attends; known when a back end is built."""
+
+    scale: float
+    """What products of queries and keys are multiplied by before the softmax."""
+    window: int | None
+    """How many tokens a row sees, itself included, the newest ones; None: its whole context."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectedHeads:
     """One layer's queries, keys and values as their product made them, and what is still to do.
@@ -29,6 +39,9 @@ class ProjectedHeads:
     num_kv_heads: int
     head_norm: HeadNorm | None
     rotation: Rotation
+    sinks: Tensor | None = None
+    """[heads] float32, or None: one more logit a query head in the softmax's denominator, of no
+    value. Weights then add up to less than 1: a head can attend to nothing much."""
 
     @property
     def query(self) -> Tensor:
