@@ -145,7 +145,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
 
 def layer_attentions(config: ModelConfig) -> tuple[LayerAttention, ...]:
     """Return how each layer of a model attends."""
-    return (LayerAttention(config.head_dim**-0.5, None),) * config.num_layers
+    return tuple(LayerAttention(config.attention_scale, window) for window in config.windows)
 
 
 def _host_blocks(cache: KVCache, num_blocks: int) -> HostBlocks:
