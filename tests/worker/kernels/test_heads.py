@@ -4,6 +4,7 @@ import torch
 from tests.worker.kernels.closeness import DTYPES, assert_as_close
 from worker.kernels.heads import prepare_heads
 from worker.layers.rotary import Rotary, Rotation
+from worker.rope_config import RopeConfig
 
 EPS = 1e-6
 BLOCK_SIZE, NUM_BLOCKS = 16, 20
