@@ -144,7 +144,8 @@ def _prepare_runs(
         # They come from the first-level cache; handing them over would take shared memory and a
         # barrier. Both halves turn by the same angle.
         columns = tl.broadcast_to(column, (RUN, HALF_BLOCK))
-        cosine = sine = tl.zeros((RUN, HALF_BLOCK), tl.float32)
+        cosine = tl.zeros((RUN, HALF_BLOCK), tl.float32)
+        sine = cosine
         if ROTATES:
             angle = row * HEAD_DIM + columns
             cosine = tl.load(cos + angle, mask=held, other=0.0).to(tl.float32)
