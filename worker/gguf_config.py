@@ -5,14 +5,8 @@ from pathlib import Path
 
 from protocol.errors import ModelFileError
 from worker.gguf_file import GgufHeader, read_gguf_header
-from worker.model_config import (
-    CheckpointDtype,
-    FactorScaling,
-    LinearScaling,
-    ModelConfig,
-    RopeScaling,
-    merge_token_ids,
-)
+from worker.model_config import CheckpointDtype, ModelConfig, merge_token_ids
+from worker.rope_config import FactorScaling, LinearScaling, RopeConfig, RopeScaling
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that holds Llama 3.1's frequency factors, float32."""
@@ -58,8 +52,11 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
         num_kv_heads=keys.integer(f"{name}.attention.head_count_kv", num_heads),
         head_dim=head_dim,
         rms_norm_eps=keys.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        rope_theta=keys.number(f"{name}.rope.freq_base", 10_000.0),
-        rope_scaling=_rope_scaling(keys, header, name),
+        rope=RopeConfig(
+            theta=keys.number(f"{name}.rope.freq_base", 10_000.0),
+            rotary_dim=head_dim,
+            scaling=_rope_scaling(keys, header, name),
+        ),
         max_position_embeddings=keys.integer(f"{name}.context_length"),
         tie_word_embeddings="output.weight" not in header.tensors,
         attention_bias="blk.0.attn_q.bias" in header.tensors,

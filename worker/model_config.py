@@ -4,7 +4,6 @@ Imports no torch, so that processes which never compute can ask how long a conte
 tokens end a text. Every value is checked here, once: whatever holds a `ModelConfig` may trust it.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,39 +11,12 @@ from typing import Literal, TypeAlias
 
 from protocol.errors import ConfigError, ModelFileError
 from protocol.messages import MAX_MODEL_LEN
+from worker.rope_config import MAX_POSITIONS, RopeConfig
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """Keys of `worker.models.ARCHITECTURES`, known here without importing torch."""
 
 CheckpointDtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearScaling:
-    """Positions are divided by `factor`."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3Scaling:
-    """Llama 3.1's: long wavelengths are stretched by `factor`, short ones kept, with a ramp."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactorScaling:
-    """Every frequency is divided by its own factor, as GGUF files store Llama 3.1's scaling."""
-
-    factors: tuple[float, ...]
-    """[head_dim / 2]"""
-
-
-RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | FactorScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +34,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
+    rope: RopeConfig
     max_position_embeddings: int
     tie_word_embeddings: bool
     """The output projection is the embedding table."""
@@ -90,7 +61,9 @@ class ModelConfig:
         self._require_range("num_attention_heads", self.num_heads, 1, 4096)
         self._require_range("num_key_value_heads", self.num_kv_heads, 1, self.num_heads)
         self._require_range("head_dim", self.head_dim, 2, 1024)
-        self._require_range("max_position_embeddings", self.max_position_embeddings, 1, 1 << 24)
+        self._require_range(
+            "max_position_embeddings", self.max_position_embeddings, 1, MAX_POSITIONS
+        )
         if self.num_heads % self.num_kv_heads:
             raise self._bad(
                 "num_key_value_heads", self.num_kv_heads, f"a divisor of {self.num_heads}"
@@ -99,9 +72,7 @@ class ModelConfig:
             raise self._bad("head_dim", self.head_dim, "even")
         if not 0.0 < self.rms_norm_eps < 1.0:
             raise self._bad("rms_norm_eps", self.rms_norm_eps, "above 0 and below 1")
-        if not 1.0 <= self.rope_theta <= 1e12:
-            raise self._bad("rope_theta", self.rope_theta, "1 to 1e12")
-        self._check_scaling()
+        self.rope.check(self.source, self.head_dim)
         for token_id in self.eos_token_ids:
             self._require_range("eos_token_id", token_id, 0, self.vocab_size - 1)
         if self.bos_token_id is not None:
@@ -134,38 +105,6 @@ class ModelConfig:
                 f"{self.num_kv_heads} KV heads and intermediate size {self.intermediate_size}; "
                 f"legal are {', '.join(map(str, sizes))}."
             )
-
-    def _check_scaling(self) -> None:
-        match self.rope_scaling:
-            case None:
-                pass
-            case LinearScaling(factor=factor):
-                self._require_factor("rope factor", factor)
-            case Llama3Scaling() as scaling:
-                self._require_factor("rope factor", scaling.factor)
-                self._require_factor("rope high_freq_factor", scaling.high_freq_factor)
-                if not 0.0 < scaling.low_freq_factor < scaling.high_freq_factor:
-                    raise self._bad(
-                        "rope low_freq_factor",
-                        scaling.low_freq_factor,
-                        f"above 0 and below high_freq_factor ({scaling.high_freq_factor})",
-                    )
-                self._require_range(
-                    "rope original_max_position_embeddings",
-                    scaling.original_max_position_embeddings,
-                    1,
-                    1 << 24,
-                )
-            case FactorScaling(factors=factors):
-                if len(factors) != self.head_dim // 2:
-                    raise self._bad("rope factors", len(factors), f"{self.head_dim // 2} numbers")
-                for factor in factors:
-                    self._require_factor("rope factor", factor)
-
-    def _require_factor(self, key: str, value: float) -> None:
-        # NaN compares false with everything, so this refuses it too.
-        if not 0.0 < value < math.inf:
-            raise self._bad(key, value, "a finite number above 0")
 
     def _require_range(self, key: str, value: int, low: int, high: int) -> None:
         if not low <= value <= high:

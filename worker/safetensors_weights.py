@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from protocol.errors import ModelFileError
-from worker.config_json import read_json
+from worker.json_object import read_json
 from worker.weights import Weight
 
 SINGLE_FILE = "model.safetensors"

@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import ModelFileError
 from worker.gguf_config import gguf_config
 from worker.gguf_file import GgufHeader, GgufTensor
-from worker.model_config import LinearScaling
+from worker.rope_config import LinearScaling
 
 HEADER = GgufHeader(
     path=Path("model.gguf"),
@@ -65,7 +65,7 @@ def test_qwen3():
 
 def test_linear_scaling():
     header = changed(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0)
-    assert gguf_config(header).rope_scaling == LinearScaling(factor=4.0)
+    assert gguf_config(header).rope.scaling == LinearScaling(factor=4.0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import ModelFileError
-from worker.model_config import FactorScaling, ModelConfig, merge_token_ids
+from worker.model_config import ModelConfig, merge_token_ids
+from worker.rope_config import RopeConfig
 
 SMOL = ModelConfig(
     source=Path("config.json"),
@@ -18,8 +19,7 @@ SMOL = ModelConfig(
     num_kv_heads=3,
     head_dim=64,
     rms_norm_eps=1e-5,
-    rope_theta=100_000.0,
-    rope_scaling=None,
+    rope=RopeConfig(theta=100_000.0, rotary_dim=64),
     max_position_embeddings=8192,
     tie_word_embeddings=True,
     attention_bias=False,
@@ -51,10 +51,9 @@ def test_legal_tp_sizes(sizes: dict[str, int], expected: tuple[int, ...]):
         ({"architecture": "MambaForCausalLM"}, ["MambaForCausalLM", "supported: Llama"]),
         ({"num_kv_heads": 10}, ["num_key_value_heads is 10", "1 to 9"]),
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps is nan"]),
-        ({"rope_theta": 0.0}, ["rope_theta is 0.0"]),
+        ({"rope": RopeConfig(theta=0.0, rotary_dim=64)}, ["rope_theta is 0.0"]),
+        ({"head_dim": 32}, ["rotary part of a head is 64", "2 to 32"]),
         ({"bos_token_id": -1}, ["bos_token_id is -1", "0 to 49151"]),
-        ({"rope_scaling": FactorScaling(factors=(1.0,) * 31)}, ["rope factors", "32 numbers"]),
-        ({"rope_scaling": FactorScaling(factors=(0.0,) * 32)}, ["rope factor", "above 0"]),
     ],
 )
 def test_bad_values(changes: dict[str, Any], words: list[str]):

@@ -100,14 +100,7 @@ class CausalLM(nn.Module):
         self.embedding = Embedding(
             config.vocab_size, config.hidden_size, dtype=dtype, device=device
         )
-        self.rotary = Rotary(
-            config.head_dim,
-            config.rope_theta,
-            config.rope_scaling,
-            max_positions=max_model_len,
-            dtype=dtype,
-            device=device,
-        )
+        self.rotary = Rotary(config.rope, max_positions=max_model_len, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
             DecoderLayer(config, attention, group=group, dtype=dtype, device=device)
             for attention in attentions
