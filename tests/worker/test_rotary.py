@@ -11,16 +11,21 @@ CPU = torch.device("cpu")
 
 def test_plain_frequencies():
     expected = torch.tensor([1.0, 0.1, 0.01, 0.001])
-    torch.testing.assert_close(inverse_frequencies(8, 10_000.0, None), expected)
+    torch.testing.assert_close(
+        inverse_frequencies(RopeConfig(theta=10_000.0, rotary_dim=8)), expected
+    )
 
 
 def test_linear_and_factor_scaling():
-    plain = inverse_frequencies(8, 10_000.0, None)
-    halved = inverse_frequencies(8, 10_000.0, LinearScaling(factor=2.0))
+    plain = inverse_frequencies(RopeConfig(theta=10_000.0, rotary_dim=8))
+    halved = inverse_frequencies(
+        RopeConfig(theta=10_000.0, rotary_dim=8, scaling=LinearScaling(factor=2.0))
+    )
     torch.testing.assert_close(halved, plain / 2)
     scaling = FactorScaling(factors=(1.0, 2.0, 4.0, 8.0))
     torch.testing.assert_close(
-        inverse_frequencies(8, 10_000.0, scaling), plain / torch.tensor([1.0, 2.0, 4.0, 8.0])
+        inverse_frequencies(RopeConfig(theta=10_000.0, rotary_dim=8, scaling=scaling)),
+        plain / torch.tensor([1.0, 2.0, 4.0, 8.0]),
     )
 
 
@@ -31,8 +36,10 @@ def test_llama3_keeps_short_and_stretches_long_wavelengths():
         high_freq_factor=4.0,
         original_max_position_embeddings=8192,
     )
-    plain = inverse_frequencies(128, 500_000.0, None)
-    ratio = plain / inverse_frequencies(128, 500_000.0, scaling)
+    plain = inverse_frequencies(RopeConfig(theta=500_000.0, rotary_dim=128))
+    ratio = plain / inverse_frequencies(
+        RopeConfig(theta=500_000.0, rotary_dim=128, scaling=scaling)
+    )
     turns = 8192 * plain / (2 * math.pi)
     assert torch.all(ratio[turns > 4.0] == 1.0)
     torch.testing.assert_close(ratio[turns < 1.0], torch.full_like(ratio[turns < 1.0], 8.0))
@@ -42,15 +49,14 @@ def test_llama3_keeps_short_and_stretches_long_wavelengths():
 
 
 def test_a_pair_turns_as_a_complex_number():
-    rotary = Rotary(
-        8, RopeConfig(theta=100.0, rotary_dim=8), max_positions=50, dtype=torch.float32, device=CPU
-    )
+    rope = RopeConfig(theta=100.0, rotary_dim=8)
+    rotary = Rotary(rope, max_positions=50, dtype=torch.float32, device=CPU)
     heads = torch.randn(3, 2, 8)
     before = heads.clone()
     positions = torch.tensor([0, 7, 49])
     rotary(positions).turn_(heads)
     torch.testing.assert_close(heads[0], before[0])
-    frequencies = inverse_frequencies(8, 100.0, None).tolist()
+    frequencies = inverse_frequencies(rope).tolist()
     for row, position in enumerate(positions.tolist()):
         for head in range(2):
             for pair in range(4):

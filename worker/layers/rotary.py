@@ -16,30 +16,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from worker.rope_config import (
-    FactorScaling,
-    LinearScaling,
-    Llama3Scaling,
-    RopeConfig,
-    RopeScaling,
-)
+from worker.rope_config import FactorScaling, LinearScaling, Llama3Scaling, RopeConfig
 
 
-def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Return the frequencies f_i, radians a position. [head_dim / 2], float32"""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = 1.0 / (theta**exponents)
-    match scaling:
+def inverse_frequencies(rope: RopeConfig) -> Tensor:
+    """Return the frequencies f_i, radians a position. [rotary_dim / 2], float32"""
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).float() / rope.rotary_dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    match rope.scaling:
         case None:
             return frequencies
         case LinearScaling(factor=factor):
             return frequencies / factor
         case FactorScaling(factors=factors):
             return frequencies / torch.tensor(factors)
-        case Llama3Scaling():
+        case Llama3Scaling() as scaling:
             return _llama3(frequencies, scaling)
         case _:
-            raise NotImplementedError(f"{scaling} is not computed yet")
+            raise NotImplementedError(rope.scaling)
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -74,7 +68,6 @@ class Rotary(nn.Module):
 
     def __init__(
         self,
-        head_dim: int,
         rope: RopeConfig,
         *,
         max_positions: int,
@@ -83,7 +76,7 @@ class Rotary(nn.Module):
     ) -> None:
         super().__init__()
         positions = torch.arange(max_positions, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(head_dim, rope.theta, rope.scaling))
+        angles = torch.outer(positions, inverse_frequencies(rope))
         cos, sin = angles.cos(), angles.sin()
         self._cos = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(device, dtype)

@@ -42,13 +42,8 @@ def check(model, rows, num_cached, dtype, device, *, normalizes, index_dtype=tor
     heads = torch.randn(rows, num_rotated + num_kv_heads, head_dim, generator=generator)
     heads = heads.mul(2).to(device, dtype)
     weights = torch.randn(2, head_dim, generator=generator).to(device, dtype)
-    rotary = Rotary(
-        head_dim,
-        RopeConfig(theta=10_000.0, rotary_dim=head_dim),
-        max_positions=500,
-        dtype=dtype,
-        device=device,
-    )
+    rope = RopeConfig(theta=10_000.0, rotary_dim=head_dim)
+    rotary = Rotary(rope, max_positions=500, dtype=dtype, device=device)
     rotation = rotary(torch.randint(500, (rows,), generator=generator).to(device))
     cache = torch.full(
         (2, NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim), 7.0, dtype=dtype, device=device
