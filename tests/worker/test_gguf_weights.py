@@ -66,7 +66,7 @@ def wanted(header: GgufHeader) -> list[Weight]:
 
 def fails(header: GgufHeader, weights: list[Weight], *words: str) -> None:
     with pytest.raises(ModelFileError) as error:
-        load_gguf(header, weights, head_dim=8, ignored=frozenset())
+        load_gguf(header, weights, head_dim=8, ignored=frozenset(), threads=2)
     for word in ["model.gguf", *words]:
         assert word in str(error.value)
 
