@@ -4,7 +4,7 @@ import math
 import torch
 
 from worker.layers.rotary import Rotary, inverse_frequencies
-from worker.model_config import FactorScaling, LinearScaling, Llama3Scaling
+from worker.rope_config import FactorScaling, LinearScaling, Llama3Scaling, RopeConfig
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,9 @@ def test_llama3_keeps_short_and_stretches_long_wavelengths():
 
 
 def test_a_pair_turns_as_a_complex_number():
-    rotary = Rotary(8, 100.0, None, max_positions=50, dtype=torch.float32, device=CPU)
+    rotary = Rotary(
+        8, RopeConfig(theta=100.0, rotary_dim=8), max_positions=50, dtype=torch.float32, device=CPU
+    )
     heads = torch.randn(3, 2, 8)
     before = heads.clone()
     positions = torch.tensor([0, 7, 49])

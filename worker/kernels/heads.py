@@ -1,6 +1,6 @@
 """What lies between the product of queries, keys and values and attention, in one launch on a GPU.
 
-Queries and keys are normalised (if the model does that) and rotated in place; keys and values are
+Queries and keys are normalised and rotated in place, if the model does that; keys and values are
 also written to the cache. Bytes per row, of h query and k key-value heads of d numbers of b bytes:
 
     read       (h + 2k) · d · b    and the row's cosines and sines, d · b
@@ -37,8 +37,8 @@ _NUMBERS_PER_THREAD = 8
 
 def prepare_heads(
     heads: Tensor,
-    cos: Tensor,
-    sin: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     *,
     num_heads: int,
     num_kv_heads: int,
@@ -52,7 +52,8 @@ def prepare_heads(
     """Normalise and rotate queries and keys in place; write keys and values to the cache.
 
     heads             [rows, num_heads + 2 · num_kv_heads, head_dim]: queries, keys, values
-    cos, sin          [rows, 1, head_dim], as `worker.layers.rotary.Rotation` has them
+    cos, sin          [rows, 1, head_dim], as `worker.layers.rotary.Rotation` has them; None for
+                      both where a layer does not rotate
     query_weight, key_weight
                       [head_dim], None for both in a model that does not normalise heads
     keys, values      [blocks, block_size, num_kv_heads, head_dim]
@@ -65,7 +66,7 @@ def prepare_heads(
     assert num_all_heads == num_heads + 2 * num_kv_heads
     assert len(cache_positions) <= num_rows
     for tensor in (heads, cos, sin, keys, values):
-        assert tensor.is_contiguous(), "numbers lie together"
+        assert tensor is None or tensor.is_contiguous(), "numbers lie together"
     half_block = triton.next_power_of_2(head_dim // 2)
     run = _FEW_HEADS if num_rows <= _FEW_ROWS else _MANY_HEADS
     num_runs = triton.cdiv(num_all_heads, run)
@@ -87,6 +88,7 @@ def prepare_heads(
         HALF_BLOCK=half_block,
         RUN=run,
         NORMALIZES=query_weight is not None,
+        ROTATES=cos is not None,
         num_warps=max(run * half_block // (32 * _NUMBERS_PER_THREAD), 1),
         **launch_options(heads.device),
     )
@@ -111,6 +113,7 @@ def _prepare_runs(
     HALF_BLOCK: tl.constexpr,
     RUN: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    ROTATES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Prepare a run of one row's heads."""
@@ -141,9 +144,12 @@ def _prepare_runs(
         # They come from the first-level cache; handing them over would take shared memory and a
         # barrier. Both halves turn by the same angle.
         columns = tl.broadcast_to(column, (RUN, HALF_BLOCK))
-        angle = row * HEAD_DIM + columns
-        cosine = tl.load(cos + angle, mask=held, other=0.0).to(tl.float32)
-        sine = tl.load(sin + angle + HALF, mask=held, other=0.0).to(tl.float32)
+        cosine = tl.zeros((RUN, HALF_BLOCK), tl.float32)
+        sine = cosine
+        if ROTATES:
+            angle = row * HEAD_DIM + columns
+            cosine = tl.load(cos + angle, mask=held, other=0.0).to(tl.float32)
+            sine = tl.load(sin + angle + HALF, mask=held, other=0.0).to(tl.float32)
         dtype = first.dtype
         a, b = first.to(tl.float32), second.to(tl.float32)
         if NORMALIZES:
@@ -154,8 +160,10 @@ def _prepare_runs(
             inverse = tl.rsqrt(mean + eps)
             a = _rounded(_rounded(a * inverse, dtype) * wa, dtype)
             b = _rounded(_rounded(b * inverse, dtype) * wb, dtype)
-        turned_a = (_rounded(a * cosine, dtype) - b * sine).to(dtype)
-        turned_b = (_rounded(b * cosine, dtype) + a * sine).to(dtype)
+        turned_a, turned_b = a.to(dtype), b.to(dtype)
+        if ROTATES:
+            turned_a = (_rounded(a * cosine, dtype) - b * sine).to(dtype)
+            turned_b = (_rounded(b * cosine, dtype) + a * sine).to(dtype)
         is_rotated = held & (head < NUM_ROTATED)
         tl.store(at, turned_a, mask=is_rotated)
         tl.store(at + HALF, turned_b, mask=is_rotated)

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from worker.model_config import FactorScaling, LinearScaling, Llama3Scaling, RopeScaling
+from worker.rope_config import (
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeConfig,
+    RopeScaling,
+)
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
@@ -32,6 +38,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
             return frequencies / torch.tensor(factors)
         case Llama3Scaling():
             return _llama3(frequencies, scaling)
+        case _:
+            raise NotImplementedError(f"{scaling} is not computed yet")
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -67,8 +75,7 @@ class Rotary(nn.Module):
     def __init__(
         self,
         head_dim: int,
-        theta: float,
-        scaling: RopeScaling | None,
+        rope: RopeConfig,
         *,
         max_positions: int,
         dtype: torch.dtype,
@@ -76,7 +83,7 @@ class Rotary(nn.Module):
     ) -> None:
         super().__init__()
         positions = torch.arange(max_positions, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(head_dim, theta, scaling))
+        angles = torch.outer(positions, inverse_frequencies(head_dim, rope.theta, rope.scaling))
         cos, sin = angles.cos(), angles.sin()
         self._cos = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(device, dtype)

@@ -4,6 +4,7 @@ import torch
 from tests.worker.kernels.closeness import DTYPES, assert_as_close
 from worker.kernels.heads import prepare_heads
 from worker.layers.rotary import Rotary, Rotation
+from worker.rope_config import RopeConfig
 
 EPS = 1e-6
 BLOCK_SIZE, NUM_BLOCKS = 16, 20
@@ -41,7 +42,13 @@ def check(model, rows, num_cached, dtype, device, *, normalizes, index_dtype=tor
     heads = torch.randn(rows, num_rotated + num_kv_heads, head_dim, generator=generator)
     heads = heads.mul(2).to(device, dtype)
     weights = torch.randn(2, head_dim, generator=generator).to(device, dtype)
-    rotary = Rotary(head_dim, 10_000.0, None, max_positions=500, dtype=dtype, device=device)
+    rotary = Rotary(
+        head_dim,
+        RopeConfig(theta=10_000.0, rotary_dim=head_dim),
+        max_positions=500,
+        dtype=dtype,
+        device=device,
+    )
     rotation = rotary(torch.randint(500, (rows,), generator=generator).to(device))
     cache = torch.full(
         (2, NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim), 7.0, dtype=dtype, device=device
