@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from protocol.errors import ModelFileError
-from worker.config_json import read_json
+from worker.json_object import read_json
 from worker.safetensors_header import StoredTensor, read_header
 from worker.tensor_reader import StoredPart, read_parts
 from worker.weights import Weight
