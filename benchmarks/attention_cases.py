@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.attention.base import DecodeRows, ProjectedHeads, StepAttention
+from worker.attention.base import DecodeRows, LayerAttention, ProjectedHeads, StepAttention
 from worker.attention.choice import AttentionChoice, build_attention
 from worker.attention.paged import PagedAttention
 from worker.batch import BatchBuilder, ForwardBatch
@@ -119,7 +119,9 @@ def largest_errors(
         for start, end in zip(case.starts, case.ends, strict=True)
     ]
     cache, tables = _written_cache(case, name, contents, dtype=dtype, device=device)
-    attention = build_attention(name, cache, shape.num_heads)
+    attention = build_attention(
+        name, cache, shape.num_heads, [LayerAttention(shape.head_dim**-0.5, None)]
+    )
     fresh = torch.cat([c[start:] for c, start in zip(contents, case.starts, strict=True)])
     query = torch.cat(queries)
     if as_graph:

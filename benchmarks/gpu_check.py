@@ -51,7 +51,7 @@ from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import is_gguf, read_model_config
 from worker.model_loading import load_model
-from worker.model_setup import build_model_runner
+from worker.model_setup import build_model_runner, layer_attentions
 from worker.parallel import OneRank
 from worker.sampler import sample
 from worker.sampling_slots import SamplingSlots
@@ -214,7 +214,7 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
     )
     num_blocks = slots * max_blocks
     cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
-    attention = build_attention(name, cache, config.num_heads)
+    attention = build_attention(name, cache, config.num_heads, layer_attentions(config))
     assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
     sampling = _sampling(slots + 1, config.vocab_size, device, has_filters=has_filters)
     last_tokens = sampling.last_tokens

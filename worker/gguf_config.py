@@ -41,26 +41,43 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
             raise keys.bad(key, f"must equal the head size, {head_dim}")
     if keys.integer(f"{name}.expert_count", 0):
         raise keys.bad(f"{name}.expert_count", "must be 0: mixtures of experts are not supported")
+    num_layers = keys.integer(f"{name}.block_count")
+    if not 1 <= num_layers <= 1024:
+        raise keys.bad(f"{name}.block_count", "must be 1 to 1024")
+    if head_dim < 1:
+        raise keys.bad(f"{name}.attention.key_length", "must be at least 2")
+    rope = RopeConfig(
+        theta=keys.number(f"{name}.rope.freq_base", 10_000.0),
+        rotary_dim=head_dim,
+        scaling=_rope_scaling(keys, header, name),
+    )
     return ModelConfig(
         source=header.path,
         architecture=_ARCHITECTURES[name],
         vocab_size=_vocab_size(keys, header, f"{name}.vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=keys.integer(f"{name}.feed_forward_length"),
-        num_layers=keys.integer(f"{name}.block_count"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=keys.integer(f"{name}.attention.head_count_kv", num_heads),
         head_dim=head_dim,
         rms_norm_eps=keys.number(f"{name}.attention.layer_norm_rms_epsilon"),
-        rope=RopeConfig(
-            theta=keys.number(f"{name}.rope.freq_base", 10_000.0),
-            rotary_dim=head_dim,
-            scaling=_rope_scaling(keys, header, name),
-        ),
+        norm_offset=0.0,
+        query_key_norm="head" if name == "qwen3" else None,
+        num_norms=2,
+        ropes=(rope,) * num_layers,
+        windows=(None,) * num_layers,
+        attention_scale=head_dim**-0.5,
         max_position_embeddings=keys.integer(f"{name}.context_length"),
         tie_word_embeddings="output.weight" not in header.tensors,
-        attention_bias="blk.0.attn_q.bias" in header.tensors,
+        qkv_bias="blk.0.attn_q.bias" in header.tensors,
+        output_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in header.tensors,
+        activation="silu",
+        embedding_multiplier=1.0,
+        residual_multiplier=1.0,
+        logits_divisor=1.0,
+        experts=None,
         bos_token_id=keys.optional_integer("tokenizer.ggml.bos_token_id"),
         eos_token_ids=merge_token_ids(
             keys.token_id("tokenizer.ggml.eos_token_id"),

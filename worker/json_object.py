@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -52,6 +53,21 @@ class JsonObject:
         self._prefix = prefix
         """The keys that lead to this object, each followed by a dot."""
 
+    @property
+    def source(self) -> Path:
+        """The file."""
+        return self._source
+
+    def with_defaults(self, defaults: Json) -> "JsonObject":
+        """Return the object with values for keys that it does not have."""
+        return JsonObject(self._source, defaults | self._values, prefix=self._prefix)
+
+    def require_one_of(self, key: str, allowed: Sequence[object]) -> None:
+        """Raise ModelFileError unless the key is absent or has one of these values."""
+        if key in self._values and self._values[key] not in allowed:
+            values = [json.dumps(value) for value in allowed if value is not None]
+            raise self.bad(key, f"must be left out{''.join(f' or {value}' for value in values)}")
+
     def bad(self, key: str, what: str) -> ModelFileError:
         """Return the complaint that a key's value is wrong; `what` begins with a verb."""
         value = repr(self._values.get(key))
@@ -82,6 +98,15 @@ class JsonObject:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.bad(key, "must be a number")
         return self._finite(key, value)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Return a list of integers. Raises ModelFileError."""
+        values = self._values.get(key)
+        if not isinstance(values, list) or any(
+            isinstance(value, bool) or not isinstance(value, int) for value in values
+        ):
+            raise self.bad(key, "must be a list of integers")
+        return tuple(values)
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """Return a list of finite numbers. Raises ModelFileError."""

@@ -94,13 +94,20 @@ def weight_count(model: ModelConfig, *, tp: int) -> int:
     vocabulary = divide_vocabulary(model.vocab_size, rank=0, size=tp)
     hidden, inner = model.hidden_size, model.intermediate_size // tp
     query, key_value = heads.query.size * model.head_dim, heads.key_value.size * model.head_dim
-    layer = hidden * (2 * query + 2 * key_value) + 3 * hidden * inner + 2 * hidden
-    if model.attention_bias:
-        layer += query + 2 * key_value + hidden
+    layer = hidden * (2 * query + 2 * key_value + model.num_norms) + 3 * hidden * inner
+    if model.qkv_bias:
+        layer += query + 2 * key_value
+    if model.output_bias:
+        layer += hidden
     if model.mlp_bias:
         layer += 2 * inner + hidden
-    if model.architecture == "Qwen3ForCausalLM":
-        layer += 2 * model.head_dim
+    match model.query_key_norm:
+        case "head":
+            layer += 2 * model.head_dim
+        case "projection":
+            layer += query + key_value
+        case None:
+            pass
     head = 0 if model.tie_word_embeddings else vocabulary.ids.size * hidden
     return model.vocab_size * hidden + model.num_layers * layer + hidden + head
 

@@ -4,6 +4,7 @@ Imports no torch, so that processes which never compute can ask how long a conte
 tokens end a text. Every value is checked here, once: whatever holds a `ModelConfig` may trust it.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +12,35 @@ from typing import Literal, TypeAlias
 
 from protocol.errors import ConfigError, ModelFileError
 from protocol.messages import MAX_MODEL_LEN
-from worker.rope_config import MAX_POSITIONS, RopeConfig
-
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-"""Keys of `worker.models.ARCHITECTURES`, known here without importing torch."""
+from worker.rope_config import RopeConfig
 
 CheckpointDtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
 
+Activation: TypeAlias = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts in place of each layer's feed-forward block."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Of one expert."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A model's sizes and constants. Raises ModelFileError where `source` has an unusable value."""
+    """A model's sizes and constants. Raises ModelFileError where `source` has an unusable value.
+
+    What varies by layer is a tuple with one entry a layer.
+    """
 
     source: Path
     """The file these values come from; error messages name it."""
     architecture: str
+    """A key of `worker.models.ARCHITECTURES`."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -34,14 +49,35 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope: RopeConfig
+    norm_offset: float
+    """Norms scale by this + weight: 0 or, where weights are small numbers around 0, 1."""
+    query_key_norm: Literal["head", "projection"] | None
+    """Queries and keys are normalised before they are rotated: head by head, or all together."""
+    num_norms: int
+    """A layer's norms of `hidden_size` weights."""
+    ropes: tuple[RopeConfig | None, ...]
+    """How each layer turns queries and keys; None: it does not."""
+    windows: tuple[int | None, ...]
+    """How many tokens a row sees in each layer, itself included; None: its whole context."""
+    attention_scale: float
+    """What products of queries and keys are multiplied by before the softmax."""
     max_position_embeddings: int
     tie_word_embeddings: bool
     """The output projection is the embedding table."""
-    attention_bias: bool
-    """q, k, v and o have biases."""
+    qkv_bias: bool
+    """q, k and v have biases."""
+    output_bias: bool
+    """Attention's output projection has a bias."""
     mlp_bias: bool
     """gate, up and down have biases."""
+    activation: Activation
+    """Of the gate."""
+    embedding_multiplier: float
+    residual_multiplier: float
+    """What attention and feed-forward add to the residual is multiplied by it."""
+    logits_divisor: float
+    experts: ExpertsConfig | None
+    """None: layers have one feed-forward block."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """Tokens that end an output, most usual first."""
@@ -49,11 +85,6 @@ class ModelConfig:
     """What `--dtype auto` means on CUDA."""
 
     def __post_init__(self) -> None:
-        if self.architecture not in SUPPORTED_ARCHITECTURES:
-            raise ModelFileError(
-                f"{self.source}: architecture {self.architecture} is not supported; supported: "
-                f"{', '.join(SUPPORTED_ARCHITECTURES)}"
-            )
         self._require_range("vocab_size", self.vocab_size, 1, 1 << 22)
         self._require_range("hidden_size", self.hidden_size, 1, 1 << 17)
         self._require_range("intermediate_size", self.intermediate_size, 1, 1 << 20)
@@ -61,9 +92,7 @@ class ModelConfig:
         self._require_range("num_attention_heads", self.num_heads, 1, 4096)
         self._require_range("num_key_value_heads", self.num_kv_heads, 1, self.num_heads)
         self._require_range("head_dim", self.head_dim, 2, 1024)
-        self._require_range(
-            "max_position_embeddings", self.max_position_embeddings, 1, MAX_POSITIONS
-        )
+        self._require_range("max_position_embeddings", self.max_position_embeddings, 1, 1 << 24)
         if self.num_heads % self.num_kv_heads:
             raise self._bad(
                 "num_key_value_heads", self.num_kv_heads, f"a divisor of {self.num_heads}"
@@ -72,7 +101,16 @@ class ModelConfig:
             raise self._bad("head_dim", self.head_dim, "even")
         if not 0.0 < self.rms_norm_eps < 1.0:
             raise self._bad("rms_norm_eps", self.rms_norm_eps, "above 0 and below 1")
-        self.rope.check(self.source, self.head_dim)
+        self._check_layers()
+        for name, factor in (
+            ("attention scale", self.attention_scale),
+            ("embedding multiplier", self.embedding_multiplier),
+            ("residual multiplier", self.residual_multiplier),
+            ("logits divisor", self.logits_divisor),
+        ):
+            # NaN compares false with everything, so this refuses it too.
+            if not 0.0 < factor < math.inf:
+                raise self._bad(name, factor, "a finite number above 0")
         for token_id in self.eos_token_ids:
             self._require_range("eos_token_id", token_id, 0, self.vocab_size - 1)
         if self.bos_token_id is not None:
@@ -105,6 +143,15 @@ class ModelConfig:
                 f"{self.num_kv_heads} KV heads and intermediate size {self.intermediate_size}; "
                 f"legal are {', '.join(map(str, sizes))}."
             )
+
+    def _check_layers(self) -> None:
+        assert len(self.ropes) == len(self.windows) == self.num_layers, "one entry a layer"
+        for rope in dict.fromkeys(self.ropes):
+            if rope is not None:
+                rope.check(self.source, self.head_dim)
+        for window in dict.fromkeys(self.windows):
+            if window is not None:
+                self._require_range("sliding_window", window, 1, 1 << 24)
 
     def _require_range(self, key: str, value: int, low: int, high: int) -> None:
         if not low <= value <= high:

@@ -47,13 +47,14 @@ def load_safetensors(
     entries = _read_headers(_weight_files(directory))
     wanted: dict[Path, list[Weight]] = {}
     for weight in weights:
-        entry = entries.pop(weight.name, None)
+        entry = entries.get(weight.name)
         if entry is None:
             raise ModelFileError(f"{directory}: no file holds the tensor {weight.name}")
         _check(weight, entry)
         wanted.setdefault(entry.path, []).append(weight)
+    taken = {weight.name for weight in weights}
     for name, entry in entries.items():
-        if name not in ignored and not name.endswith(_ROTARY_BUFFER):
+        if name not in taken and name not in ignored and not name.endswith(_ROTARY_BUFFER):
             raise ModelFileError(f"{entry.path}: the tensor {name} is not part of this model")
     for path, weights_of_file in wanted.items():
         _read(path, weights_of_file)

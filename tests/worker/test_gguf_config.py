@@ -44,7 +44,7 @@ def test_what_follows_from_what():
     assert config.bos_token_id is None
     assert config.dtype == "bfloat16"
     assert not config.tie_word_embeddings
-    assert not config.attention_bias
+    assert not config.qkv_bias
 
 
 def test_vocabulary_is_what_the_embedding_has():
@@ -65,7 +65,7 @@ def test_qwen3():
 
 def test_linear_scaling():
     header = changed(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0)
-    assert gguf_config(header).rope.scaling == LinearScaling(factor=4.0)
+    assert [rope.scaling for rope in gguf_config(header).ropes] == [LinearScaling(factor=4.0)] * 2
 
 
 @pytest.mark.parametrize(

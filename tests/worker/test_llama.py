@@ -9,7 +9,7 @@ import torch
 
 from tests.worker.plan_builder import make_join
 from tests.worker.tiny_models import SIZES, Stepper, reference_logits, save_llama
-from worker.model_config import SUPPORTED_ARCHITECTURES
+from worker.families import SUPPORTED_ARCHITECTURES
 from worker.models import ARCHITECTURES
 
 LLAMA3 = {

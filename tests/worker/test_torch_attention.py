@@ -6,6 +6,7 @@ import torch
 
 from benchmarks.attention_cases import unrotated
 from tests.worker.plan_builder import make_join, make_plan
+from worker.attention.base import LayerAttention
 from worker.attention.torch_attention import TorchAttention, split_by_length
 from worker.batch import BatchBuilder
 from worker.kv_cache import KVCache, KVCacheShape
@@ -51,7 +52,7 @@ def attention_of_one_sequence() -> tuple[TorchAttention, KVCache, SlotTable]:
     cache = KVCache(shape, 8, dtype=torch.float32, device=CPU)
     cache.data[:, :, :, :8] = float("nan")
     table = SlotTable(slots=2, num_blocks=8, block_size=4, max_model_len=32, vocab_size=10)
-    return TorchAttention(cache, 2), cache, table
+    return TorchAttention(cache, 2, [LayerAttention(0.5, None)]), cache, table
 
 
 def test_leavings_of_other_sequences_are_not_seen():

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.attention.base import DecodeRows, ProjectedHeads, StepAttention
+from worker.attention.base import DecodeRows, LayerAttention, ProjectedHeads, StepAttention
 from worker.batch import ChunkBatch, ForwardBatch
 from worker.kv_cache import KVCache, KVLayout
 
@@ -85,8 +85,15 @@ def write_by_torch(projected: ProjectedHeads, cache: LayerCache, cache_positions
 class PagedAttention:
     """The back end around a library's kernels. Its cache is blocks first."""
 
-    def __init__(self, cache: KVCache, kernels: PagedKernels, writer: KVWriter) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        kernels: PagedKernels,
+        writer: KVWriter,
+        layers: Sequence[LayerAttention],
+    ) -> None:
         assert cache.layout is KVLayout.BLOCKS_FIRST, "paged kernels read blocks first"
+        assert len(layers) == cache.shape.num_layers, "every layer says how it attends"
         self._kernels = kernels
         self._writer = writer
         self._caches = [LayerCache(*layer) for layer in cache.data]

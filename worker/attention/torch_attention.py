@@ -24,7 +24,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from worker.attention.base import ProjectedHeads, StepAttention
+from worker.attention.base import LayerAttention, ProjectedHeads, StepAttention
 from worker.batch import ChunkRows, ForwardBatch
 from worker.kv_cache import KVCache
 from worker.step_rows import Int32Array
@@ -42,8 +42,9 @@ _WORTH_SPLITTING = 1024
 class TorchAttention:
     """Attention by torch's own operators."""
 
-    def __init__(self, cache: KVCache, num_heads: int) -> None:
+    def __init__(self, cache: KVCache, num_heads: int, layers: Sequence[LayerAttention]) -> None:
         shape = cache.shape
+        assert len(layers) == shape.num_layers, "every layer says how it attends"
         self._cache = cache
         self._num_heads = num_heads
         self._pools = [

@@ -132,15 +132,15 @@ class Linear(nn.Module):
         """Return x · weightᵀ + bias."""
         return self._product(x)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> bool:
-        """Add the product to a residual, [rows, out], if that is one operation; say whether it is.
+    def add_to(self, residual: Tensor, x: Tensor, scale: float = 1.0) -> bool:
+        """Add product · scale to a residual, [rows, out], if that is one operation; say if it is.
 
         It is on a GPU for many rows: cuBLAS adds while it writes, and the sum is rounded once. Few
         rows have kernels of their own, and leave the addition to the norm that follows.
         """
         if not x.is_cuda or self.bias is not None or len(x) < ADDS_FROM_ROWS:
             return False
-        torch.addmm(residual, x, self.weight.t(), out=residual)
+        torch.addmm(residual, x, self.weight.t(), alpha=scale, out=residual)
         return True
 
     def tie(self, weight: Tensor) -> None:

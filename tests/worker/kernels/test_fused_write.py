@@ -14,8 +14,8 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 64
 ROPE = RopeConfig(theta=1e4, rotary_dim=HEAD_DIM)
 
 
-@pytest.mark.parametrize("has_norm", [False, True])
-def test_same_as_by_torch(device: torch.device, has_norm: bool):
+@pytest.mark.parametrize(("has_norm", "rotates"), [(False, True), (True, True), (True, False)])
+def test_same_as_by_torch(device: torch.device, has_norm: bool, rotates: bool):
     torch.manual_seed(0)
     norm = None
     if has_norm:
@@ -33,7 +33,7 @@ def test_same_as_by_torch(device: torch.device, has_norm: bool):
             num_heads=NUM_HEADS,
             num_kv_heads=NUM_KV_HEADS,
             head_norm=norm,
-            rotation=rotation,
+            rotation=rotation if rotates else None,
         )
         # The last row is padding: it is finished, but goes nowhere.
         write(projected, LayerCache(*pools), torch.tensor([5, 40, 63, 17], device=device))
