@@ -47,9 +47,11 @@ def _refuse_constant(name: str) -> NoReturn:
 class JsonObject:
     """Typed access to one JSON object of a file; every complaint names file and key."""
 
-    def __init__(self, source: Path, values: Json) -> None:
+    def __init__(self, source: Path, values: Json, *, prefix: str = "") -> None:
         self._source = source
         self._values = values
+        self._prefix = prefix
+        """The keys that lead to this object, each followed by a dot."""
 
     @property
     def source(self) -> Path:
@@ -58,11 +60,7 @@ class JsonObject:
 
     def with_defaults(self, defaults: Json) -> "JsonObject":
         """Return the object with values for keys that it does not have."""
-        return JsonObject(self._source, defaults | self._values)
-
-    def empty(self, key: str) -> "JsonObject":  # noqa: ARG002
-        """Return an object without values, in place of one that is not there."""
-        return JsonObject(self._source, {})
+        return JsonObject(self._source, defaults | self._values, prefix=self._prefix)
 
     def require_one_of(self, key: str, allowed: Sequence[object]) -> None:
         """Raise ModelFileError unless the key is absent or has one of these values."""
@@ -71,9 +69,9 @@ class JsonObject:
             raise self.bad(key, f"must be left out{''.join(f' or {value}' for value in values)}")
 
     def bad(self, key: str, what: str) -> ModelFileError:
-        """Return the complaint that a value is what it must not be."""
+        """Return the complaint that a key's value is wrong; `what` begins with a verb."""
         value = repr(self._values.get(key))
-        return ModelFileError(f"{self._source}: {key} is {value[:80]}; it {what}")
+        return ModelFileError(f"{self._source}: {self._prefix}{key} is {value[:80]}; it {what}")
 
     def has(self, key: str) -> bool:
         """Whether the key has a value; null is none."""
@@ -99,6 +97,27 @@ class JsonObject:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.bad(key, "must be a number")
+        return self._finite(key, value)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Return a list of integers. Raises ModelFileError."""
+        values = self._values.get(key)
+        if not isinstance(values, list) or any(
+            isinstance(value, bool) or not isinstance(value, int) for value in values
+        ):
+            raise self.bad(key, "must be a list of integers")
+        return tuple(values)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return a list of finite numbers. Raises ModelFileError."""
+        values = self._values.get(key)
+        if not isinstance(values, list) or not all(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in values
+        ):
+            raise self.bad(key, "must be a list of numbers")
+        return tuple(self._finite(key, value) for value in values)
+
+    def _finite(self, key: str, value: float) -> float:
         try:
             number = float(value)
         except OverflowError:
@@ -132,7 +151,15 @@ class JsonObject:
             return None
         if not isinstance(value, dict):
             raise self.bad(key, "must be an object")
-        return JsonObject(self._source, value)
+        return JsonObject(self._source, value, prefix=f"{self._prefix}{key}.")
+
+    def object_or_empty(self, key: str) -> "JsonObject":
+        """Return an object inside this one; one without values where there is none."""
+        return self.object(key) or JsonObject(self._source, {}, prefix=f"{self._prefix}{key}.")
+
+    def is_empty(self) -> bool:
+        """Whether the object has no keys."""
+        return not self._values
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """Return an id, a list of ids or null as a tuple."""
@@ -141,23 +168,6 @@ class JsonObject:
         if any(isinstance(item, bool) or not isinstance(item, int) for item in ids):
             raise self.bad(key, "must be a token id or a list of token ids")
         return tuple(ids)
-
-    def integers(self, key: str) -> tuple[int, ...]:
-        """Return a list of integers. Raises ModelFileError."""
-        value = self._values.get(key)
-        if not isinstance(value, list) or any(
-            isinstance(item, bool) or not isinstance(item, int) for item in value
-        ):
-            raise self.bad(key, "must be a list of integers")
-        return tuple(value)
-
-    def numbers(self, key: str) -> tuple[float, ...]:
-        """Return a list of finite numbers. Raises ModelFileError."""
-        value = self._values.get(key)
-        if not isinstance(value, list):
-            raise self.bad(key, "must be a list of numbers")
-        items = JsonObject(self._source, {f"{key}[{i}]": item for i, item in enumerate(value)})
-        return tuple(items.number(f"{key}[{i}]") for i in range(len(value)))
 
     def strings(self, key: str) -> list[str]:
         """Return a list of strings. Raises ModelFileError."""

@@ -47,9 +47,9 @@ def read_rope(
     a base of their own and no scaling (Gemma 3) gives `default_local_theta`; other families' layers
     are all alike, unless the file says `rope_local_base_freq` or has parameters by type.
     """
-    parameters = config.object("rope_parameters") or config.empty("rope_parameters")
+    parameters = config.object_or_empty("rope_parameters")
     if _is_nested(parameters):
-        rope = parameters.object(layer_type) or parameters.empty(layer_type)
+        rope = parameters.object_or_empty(layer_type)
         is_local = layer_type == "sliding_attention" and default_local_theta is not None
         theta = rope.number("rope_theta", default_local_theta if is_local else default_theta)
         return _rope(config, rope, theta, head_dim, max_position_embeddings)
@@ -57,10 +57,11 @@ def read_rope(
         default_local_theta is not None or config.has("rope_local_base_freq")
     ):
         theta = config.number("rope_local_base_freq", default_local_theta)
-        unscaled = config.empty("rope_scaling")
-        return _rope(config, unscaled, theta, head_dim, max_position_embeddings)
+        return RopeConfig(theta=theta, rotary_dim=_rotary_dim(config, config, head_dim))
     # A scaling added by hand beside `rope_parameters` is the one that is meant.
-    rope = config.object("rope_scaling") or parameters
+    rope = config.object_or_empty("rope_scaling")
+    if rope.is_empty():
+        rope = parameters
     theta = default_theta
     for place in (parameters, config, rope):
         theta = place.number("rope_theta", theta)
@@ -74,16 +75,20 @@ def _is_nested(parameters: JsonObject) -> bool:
 def _rope(
     config: JsonObject, rope: JsonObject, theta: float, head_dim: int, max_position_embeddings: int
 ) -> RopeConfig:
+    return RopeConfig(
+        theta=theta,
+        rotary_dim=_rotary_dim(config, rope, head_dim),
+        scaling=_scaling(config, rope, max_position_embeddings),
+    )
+
+
+def _rotary_dim(config: JsonObject, rope: JsonObject, head_dim: int) -> int:
     place = rope if rope.has("partial_rotary_factor") else config
     part = place.number("partial_rotary_factor", 1.0)
     if not 0.0 < part <= 1.0:
         raise place.bad("partial_rotary_factor", "must be above 0 and at most 1")
-    return RopeConfig(
-        theta=theta,
-        # Sizes out of range are refused by `ModelConfig`; here they only must not overflow.
-        rotary_dim=head_dim if part == 1.0 else int(min(head_dim, 1 << 16) * part),
-        scaling=_scaling(config, rope, max_position_embeddings),
-    )
+    # A size out of range is refused by `ModelConfig`; here it only must not overflow.
+    return head_dim if part == 1.0 else int(min(head_dim, 1 << 16) * part)
 
 
 def _scaling(

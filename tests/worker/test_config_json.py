@@ -100,7 +100,7 @@ def test_generation_config_adds_eos_ids(tmp_path: Path):
         ({"rms_norm_eps": -1}, ["rms_norm_eps"]),
         ({"max_position_embeddings": 10**12}, ["max_position_embeddings"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "silu"]),
-        ({"rope_scaling": {"type": "spiral", "factor": 2}}, ["type", "spiral", "llama3"]),
+        ({"rope_scaling": {"type": "mrope"}}, ["rope_scaling.type", "mrope", "llama3"]),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, ["rope factor", "above 0"]),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, ["low_freq_factor"]),
         ({"rope_theta": 10**400}, ["rope_theta", "finite"]),

@@ -65,6 +65,7 @@ def test_legal_tp_sizes(sizes: dict[str, int], expected: tuple[int, ...]):
         ({"logits_divisor": 0.0}, ["logits divisor is 0.0", "above 0"]),
         ({"windows": (8,) * 29 + (0,)}, ["sliding_window is 0"]),
         ({"ropes": (RopeConfig(theta=0.0, rotary_dim=64),) * 30}, ["rope_theta is 0.0"]),
+        ({"head_dim": 32}, ["rotary part of a head is 64", "2 to 32"]),
         ({"bos_token_id": -1}, ["bos_token_id is -1", "0 to 49151"]),
     ],
 )

@@ -82,8 +82,7 @@ class CausalLM(nn.Module):
         )
         ropes = [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
         self.rotaries = nn.ModuleList(
-            Rotary(config.head_dim, rope, max_positions=max_model_len, dtype=dtype, device=device)
-            for rope in ropes
+            Rotary(rope, max_positions=max_model_len, dtype=dtype, device=device) for rope in ropes
         )
         self._rotary_of_layer = [
             None if rope is None else ropes.index(rope) for rope in config.ropes
