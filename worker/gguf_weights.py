@@ -11,7 +11,6 @@ architectures' are stored as they are.
 
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from protocol.errors import ModelFileError
 from worker.finite import all_finite
 from worker.gguf_config import ROPE_FACTORS
 from worker.gguf_file import GgufHeader, GgufTensor
+from worker.gguf_names import gguf_name
 from worker.huge_pages import advise_huge_pages
 from worker.tensor_reader import (
     StoredPart,
@@ -60,36 +60,6 @@ READABLE = (
 _PIECE_NUMBERS = 1 << 18
 """Numbers dequantised at a time: few enough to stay in a core's cache, with what they pass by."""
 
-_TOP_LEVEL = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_IN_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-
-
-def gguf_name(name: str) -> str:
-    """Return what GGUF calls a tensor of a supported architecture."""
-    if name in _TOP_LEVEL:
-        return _TOP_LEVEL[name]
-    match = _LAYER_NAME.fullmatch(name)
-    assert match is not None, f"no GGUF name for {name}"
-    layer, part, kind = match.groups()
-    return f"blk.{layer}.{_IN_LAYER[part]}.{kind}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
@@ -106,7 +76,7 @@ class _Place:
 
     @property
     def is_plain(self) -> bool:
-        return self.kind in _PLAIN and self.head_dim is None
+        return self.kind in _PLAIN and self.head_dim is None and not self.weight.offset
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Yield (first, last) rows of the target to dequantise at a time, whole heads of them.
@@ -135,8 +105,13 @@ def load_gguf(
 
     Raises ModelFileError naming file and tensor.
     """
-    places = [_place(header, weight, head_dim) for weight in weights]
-    known = {ROPE_FACTORS, *(place.name for place in places), *map(gguf_name, ignored)}
+    family = str(header.metadata["general.architecture"])
+    places = [_place(header, family, weight, head_dim) for weight in weights]
+    known = {
+        ROPE_FACTORS,
+        *(place.name for place in places),
+        *(gguf_name(name, family) for name in ignored),
+    }
     for name in sorted(header.tensors.keys() - known):
         raise ModelFileError(f"{header.path}: the tensor {name} is not part of this model")
     parts = [_stored_part(place) for place in places if place.is_plain]
@@ -145,15 +120,13 @@ def load_gguf(
     return num_bytes + _dequantise(header, quantised, threads)
 
 
-def _place(header: GgufHeader, weight: Weight, head_dim: int) -> _Place:
-    name = gguf_name(weight.name)
+def _place(header: GgufHeader, family: str, weight: Weight, head_dim: int) -> _Place:
+    name = gguf_name(weight.name, family)
     tensor = header.tensors.get(name)
     if tensor is None:
         raise ModelFileError(f"{header.path}: the tensor {name} is missing")
     num_bytes = _checked_bytes(header, weight, name, tensor)
-    is_interleaved = header.metadata["general.architecture"] == "llama" and (
-        ".q_proj." in weight.name or ".k_proj." in weight.name
-    )
+    is_interleaved = family == "llama" and (".q_proj." in weight.name or ".k_proj." in weight.name)
     return _Place(
         weight=weight,
         name=name,
@@ -213,7 +186,7 @@ def _dequantise_rows(path: Path, descriptor: int, place: _Place, first: int, las
         values = halves_from_pairs(values, place.head_dim)
     if len(shape) == 1 or weight.dim:
         values = values.narrow(weight.dim, weight.start, weight.target.shape[weight.dim])
-    weight.target[first:last].copy_(values)
+    weight.target[first:last].copy_(values - weight.offset if weight.offset else values)
     return count
 
 

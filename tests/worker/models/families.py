@@ -68,6 +68,7 @@ FAMILIES = (
         models="Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen",
         differs="biases of q, k and v; windows in later layers, or none",
         config={"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+        gguf="qwen2",
     ),
     Family(
         architecture="Qwen3ForCausalLM",
@@ -140,6 +141,7 @@ FAMILIES = (
             },
         },
         norm_mean=0.0,
+        gguf="gemma3",
     ),
 )
 
