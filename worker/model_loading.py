@@ -16,6 +16,7 @@ from worker.models import ARCHITECTURES
 from worker.models.causal_lm import CausalLM
 from worker.parallel import TensorParallel
 from worker.safetensors_weights import load_safetensors
+from worker.tensor_reader import reading_threads
 from worker.weights import LoadReport, fill_with_dummies
 
 
@@ -39,20 +40,27 @@ def load_model(
     model = ARCHITECTURES[config.architecture](
         config, group=group, max_model_len=max_model_len, dtype=dtype, device=device
     )
+    read_started = time.monotonic()
     with torch.inference_mode():
         weights = list(model.weights())
         num_bytes = sum(weight.target.nbytes for weight in weights)
+        threads = reading_threads(group.size)
+        file_bytes = 0
         if dummy_seed is not None:
             fill_with_dummies(weights, seed=dummy_seed)
         elif is_gguf(path):
-            load_gguf(
+            file_bytes = load_gguf(
                 read_gguf_header(path),
                 weights,
                 head_dim=config.head_dim,
                 ignored=model.ignored_weights(),
+                threads=threads,
             )
         else:
-            load_safetensors(path, weights, ignored=model.ignored_weights())
+            file_bytes = load_safetensors(
+                path, weights, ignored=model.ignored_weights(), threads=threads
+            )
+        read_seconds = time.monotonic() - read_started
         # The views of the weights must go, or they keep what preparing gives back.
         del weights
         for module in model.modules():
@@ -60,4 +68,4 @@ def load_model(
                 module.prepare(products)
             elif isinstance(module, RMSNorm | HeadNorm):
                 module.prepare()
-    return model, LoadReport(num_bytes, time.monotonic() - started)
+    return model, LoadReport(num_bytes, file_bytes, read_seconds, time.monotonic() - started)

@@ -94,8 +94,10 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     if products is not None:
         products.warm()
     log.info(
-        "weights loaded bytes=%d seconds=%.1f gb_s=%.2f dtype=%s threads=%d",
-        *(report.num_bytes, report.seconds, report.num_bytes / report.seconds / 1e9),
+        "weights loaded bytes=%d seconds=%.1f read_bytes=%d read_seconds=%.2f gb_s=%.2f dtype=%s "
+        "threads=%d",
+        *(report.num_bytes, report.seconds, report.file_bytes, report.read_seconds),
+        report.file_bytes / report.read_seconds / 1e9,
         *(str(dtype).removeprefix("torch."), threads),
     )
     slots = _slots(config, device)

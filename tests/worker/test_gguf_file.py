@@ -70,7 +70,7 @@ def test_frequency_factors(tmp_path: Path):
 
 def test_unsupported_architecture(tmp_path: Path):
     path = write(tmp_path / "model.gguf", architecture="gpt2")
-    with pytest.raises(ModelFileError, match="gpt2 is not supported; supported: llama"):
+    with pytest.raises(ModelFileError, match="gpt2, which is not supported; supported: llama"):
         read_gguf_config(path)
 
 

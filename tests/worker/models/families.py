@@ -73,6 +73,7 @@ FAMILIES = (
         differs="biases of q, k and v; windows in later layers, or none",
         example=("Qwen2.5-7B", 28, 4, 18_944),
         config={"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+        gguf="qwen2",
     ),
     Family(
         architecture="Qwen3ForCausalLM",
@@ -151,6 +152,7 @@ FAMILIES = (
             },
         },
         norm_mean=0.0,
+        gguf="gemma3",
     ),
 )
 
