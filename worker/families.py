@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from worker.config_fields import layer_types, num_hidden_layers, plain_config
 from worker.json_object import JsonObject
+from worker.mixture_families import read_gpt_oss, read_qwen3_moe
 from worker.model_config import ModelConfig
 from worker.rope_json import read_rope
 
@@ -210,6 +211,8 @@ FAMILIES: Mapping[str, FamilyReader] = {
     "Phi3ForCausalLM": _phi3,
     "Olmo2ForCausalLM": _olmo2,
     "Gemma3ForCausalLM": _gemma3,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "GptOssForCausalLM": read_gpt_oss,
 }
 """By the name that config.json gives as its architecture."""
 

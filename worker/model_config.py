@@ -21,13 +21,34 @@ Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsConfig:
-    """A mixture of experts in place of each layer's feed-forward block."""
+class SwigluClamp:
+    """GPT-OSS' activation: gate · sigmoid(alpha · gate) · (up + 1).
 
+    The gate is at most `limit`, up is within ± `limit`.
+    """
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts in place of a layer's feed-forward block."""
+
+    layers: tuple[bool, ...]
+    """Which layers have it, one entry a layer; the others have a feed-forward block."""
     num_experts: int
     experts_per_token: int
     intermediate_size: int
     """Of one expert."""
+    is_renormalised: bool
+    """The weights of a token's experts add up to 1."""
+    has_bias: bool = False
+    """The router and the experts' projections have biases."""
+    clamp: SwigluClamp | None = None
+    """None: the activation is silu(gate) · up."""
+    is_packed: bool = False
+    """The checkpoint has the experts in MXFP4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +98,14 @@ class ModelConfig:
     """What attention and feed-forward add to the residual is multiplied by it."""
     logits_divisor: float
     experts: ExpertsConfig | None
-    """None: layers have one feed-forward block."""
+    """None: every layer has one feed-forward block."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     """Tokens that end an output, most usual first."""
     dtype: CheckpointDtype
     """What `--dtype auto` means on CUDA."""
+    has_sinks: bool = False
+    """Every query head has a sink (`worker.attention.base.ProjectedHeads.sinks`)."""
 
     def __post_init__(self) -> None:
         self._require_range("vocab_size", self.vocab_size, 1, 1 << 22)
@@ -102,6 +125,7 @@ class ModelConfig:
         if not 0.0 < self.rms_norm_eps < 1.0:
             raise self._bad("rms_norm_eps", self.rms_norm_eps, "above 0 and below 1")
         self._check_layers()
+        self._check_experts()
         for name, factor in (
             ("attention scale", self.attention_scale),
             ("embedding multiplier", self.embedding_multiplier),
@@ -119,14 +143,15 @@ class ModelConfig:
     def legal_tp_sizes(self) -> tuple[int, ...]:
         """Return the numbers of tensor-parallel ranks that this model's heads and sizes allow.
 
-        Query heads and the intermediate size must divide; KV heads divide, or are replicated when
+        Query heads and the intermediate sizes must divide; KV heads divide, or are replicated when
         there are more ranks than heads.
         """
+        inner_sizes = self._divided_sizes().values()
         return tuple(
             tp
             for tp in range(1, self.num_heads + 1)
             if self.num_heads % tp == 0
-            and self.intermediate_size % tp == 0
+            and all(size % tp == 0 for size in inner_sizes)
             and (self.num_kv_heads % tp == 0 or tp % self.num_kv_heads == 0)
         )
 
@@ -138,11 +163,44 @@ class ModelConfig:
         """Raise ConfigError unless the model can be divided among `tp` ranks."""
         sizes = self.legal_tp_sizes()
         if tp not in sizes:
+            inner = " and ".join(f"{name} {size}" for name, size in self._divided_sizes().items())
             raise ConfigError(
                 f"--tp {tp} does not divide this model's {self.num_heads} query heads, "
-                f"{self.num_kv_heads} KV heads and intermediate size {self.intermediate_size}; "
+                f"{self.num_kv_heads} KV heads and {inner}; "
                 f"legal are {', '.join(map(str, sizes))}."
             )
+
+    def num_dense_layers(self) -> int:
+        """Return how many layers have a feed-forward block and no experts."""
+        return self.num_layers - (0 if self.experts is None else sum(self.experts.layers))
+
+    def _divided_sizes(self) -> dict[str, int]:
+        """Return the sizes of blocks that the ranks divide, by what they are called."""
+        sizes = {"intermediate size": self.intermediate_size} if self.num_dense_layers() else {}
+        if self.experts is not None:
+            sizes["the experts' intermediate size"] = self.experts.intermediate_size
+        return sizes
+
+    def _check_experts(self) -> None:
+        experts = self.experts
+        if experts is None:
+            return
+        assert len(experts.layers) == self.num_layers, "one entry a layer"
+        self._require_range("number of experts", experts.num_experts, 1, 4096)
+        self._require_range(
+            "num_experts_per_tok", experts.experts_per_token, 1, experts.num_experts
+        )
+        self._require_range("moe_intermediate_size", experts.intermediate_size, 1, 1 << 20)
+        if experts.clamp is not None and not 0.0 < experts.clamp.limit < math.inf:
+            raise self._bad("swiglu_limit", experts.clamp.limit, "a finite number above 0")
+        if not experts.is_packed:
+            return
+        for name, size in (
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", experts.intermediate_size),
+        ):
+            if size % 32:
+                raise self._bad(name, size, "a multiple of 32, the numbers of an MXFP4 block")
 
     def _check_layers(self) -> None:
         assert len(self.ropes) == len(self.windows) == self.num_layers, "one entry a layer"

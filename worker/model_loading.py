@@ -7,6 +7,7 @@ import torch
 
 from worker.gguf_file import read_gguf_header
 from worker.gguf_weights import load_gguf
+from worker.layers.experts import Experts
 from worker.layers.head_norm import HeadNorm
 from worker.layers.linear import Linear, ProductChoice
 from worker.layers.norm import RMSNorm
@@ -66,6 +67,6 @@ def load_model(
         for module in model.modules():
             if isinstance(module, Linear):
                 module.prepare(products)
-            elif isinstance(module, RMSNorm | HeadNorm):
+            elif isinstance(module, RMSNorm | HeadNorm | Experts):
                 module.prepare()
     return model, LoadReport(num_bytes, file_bytes, read_seconds, time.monotonic() - started)

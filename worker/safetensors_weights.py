@@ -24,7 +24,9 @@ TORCH_DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "U8": torch.uint8,
 }
+"""By the format's name. Bytes are packed numbers, unpacked by the layer that asked for them."""
 _ROTARY_BUFFER = ".rotary_emb.inv_freq"
 """Old checkpoints carry the rotary frequencies, which follow from the config."""
 
@@ -110,10 +112,14 @@ def _check(weight: Weight, tensor: StoredTensor) -> None:
             f"{tensor.path}: the tensor {weight.name} has shape {list(tensor.shape)}; "
             f"config.json makes it {list(weight.shape)}"
         )
-    if tensor.dtype not in TORCH_DTYPES:
+    is_packed = weight.target.dtype == torch.uint8
+    supported = [
+        name for name, dtype in TORCH_DTYPES.items() if (dtype == torch.uint8) == is_packed
+    ]
+    if tensor.dtype not in supported:
         raise ModelFileError(
             f"{tensor.path}: the tensor {weight.name} is stored as {tensor.dtype}; supported: "
-            f"{', '.join(TORCH_DTYPES)}"
+            f"{', '.join(supported)}"
         )
 
 

@@ -20,6 +20,8 @@ from worker.layers.row_parallel import RowParallelLinear
 from worker.shard import Shard
 
 DUMMY_STD = 0.02
+DUMMY_BYTES = (116, 120)
+"""Range of packed numbers, the end not included: as MXFP4 scales they are 2⁻¹¹ to 2⁻⁸."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +165,7 @@ def row_parallel_weights(linear: RowParallelLinear, name: str) -> Iterator[Weigh
 def fill_with_dummies(weights: Iterable[Weight], *, seed: int) -> None:
     """Fill norms so that they scale by 1, the rest with normal numbers of deviation 0.02.
 
+    Packed numbers are some of the size that weights have.
     A tensor's values follow from the seed and its name, so a shard is a part of the same tensor
     on every rank.
     """
@@ -174,4 +177,7 @@ def fill_with_dummies(weights: Iterable[Weight], *, seed: int) -> None:
         generator = torch.Generator(device)
         generator.manual_seed(zlib.crc32(weight.name.encode(), seed & 0xFFFFFFFF))
         whole = torch.empty(weight.shape, dtype=weight.target.dtype, device=device)
-        weight.fill(whole.normal_(0.0, DUMMY_STD, generator=generator))
+        if whole.is_floating_point():
+            weight.fill(whole.normal_(0.0, DUMMY_STD, generator=generator))
+        else:
+            weight.fill(whole.random_(*DUMMY_BYTES, generator=generator))

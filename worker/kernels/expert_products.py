@@ -25,8 +25,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worker.kernels.overlap import launch_options
 from worker.kernels.routing import SortedAssignments, sort_by_expert
-from worker.layers.clamped_swiglu import ClampedSwiglu
 from worker.layers.linear import ADDS_FROM_ROWS
+from worker.model_config import SwigluClamp
 
 _RUN = 1024
 """Sums of a program of the last step."""
@@ -73,14 +73,14 @@ def run_experts(
     gate_up_bias: Tensor | None,
     down: Tensor,
     down_bias: Tensor | None,
-    clamp: ClampedSwiglu | None,
+    clamp: SwigluClamp | None,
     shape: TileShape | None = None,
 ) -> Tensor:
     """Return the weighted sum of each row's experts. [rows, hidden] -> [rows, hidden]
 
-    `experts` and `weights` are [rows, k], int32 and float32; `gate_up` [experts, 2 · inner, hidden],
-    its rows alternating, `down` [experts, hidden, inner]; biases [experts, outputs] or None. The
-    activation is silu(gate) · up without `clamp`. `shape` is for trying another tile.
+    `experts` and `weights` are [rows, k], int32 and float32; `gate_up` is [experts, 2 · inner,
+    hidden], its rows alternating, `down` [experts, hidden, inner]; biases are [experts, outputs] or
+    None. The activation is silu(gate) · up without `clamp`. `shape` is for trying another tile.
     """
     assert hidden.stride(1) == 1, "a row's elements lie together"
     assert gate_up.is_contiguous() and down.is_contiguous(), "the weights' rows lie together"  # noqa: PT018
@@ -93,7 +93,7 @@ def run_experts(
     # Of few rows the parts are kept as they were summed; of many that would cost bandwidth.
     part_dtype = torch.float32 if num_rows < ADDS_FROM_ROWS else hidden.dtype
     parts = torch.empty(num_assignments, size, dtype=part_dtype, device=hidden.device)
-    clamped = clamp or ClampedSwiglu(alpha=1.0, limit=0.0)
+    clamped = clamp or SwigluClamp(alpha=1.0, limit=0.0)
     _launch(_gate_up, shape, places, hidden, gate_up, gate_up_bias, inner)(
         hidden.stride(0), k, clamped.alpha, clamped.limit, IS_CLAMPED=clamp is not None
     )
@@ -179,7 +179,9 @@ def _multiply(
             weight_block = tl.load(weight_row[None, :] + (start + k)[:, None])
         else:
             inside = start + k < INPUTS
-            x_block = tl.load(x_row[:, None] + (start + k)[None, :], mask=inside[None, :], other=0.0)
+            x_block = tl.load(
+                x_row[:, None] + (start + k)[None, :], mask=inside[None, :], other=0.0
+            )
             weight_block = tl.load(
                 weight_row[None, :] + (start + k)[:, None], mask=inside[:, None], other=0.0
             )

@@ -1,20 +1,13 @@
 """GPT-OSS' gated activation."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from worker.model_config import SwigluClamp
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClampedSwiglu:
-    """gate · sigmoid(alpha · gate) · (up + 1), the gate at most `limit` and up within ± `limit`."""
 
-    alpha: float
-    limit: float
-
-    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Return the activation. [rows, size] each"""
-        gate = gate.clamp(max=self.limit)
-        up = up.clamp(-self.limit, self.limit)
-        return (gate * torch.sigmoid(gate * self.alpha)).mul_(up.add_(1.0))
+def clamped_swiglu(gate: Tensor, up: Tensor, clamp: SwigluClamp) -> Tensor:
+    """Return gate · sigmoid(alpha · gate) · (up + 1), both clamped before. [rows, size] each"""
+    gate = gate.clamp(max=clamp.limit)
+    up = up.clamp(-clamp.limit, clamp.limit)
+    return (gate * torch.sigmoid(gate * clamp.alpha)).mul_(up.add_(1.0))

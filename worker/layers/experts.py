@@ -12,14 +12,13 @@ tile of the product then has all it needs for the activation (`worker.kernels.ex
 On CPU there is one product for every expert that has rows, and the others are not touched.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from worker.layers.clamped_swiglu import ClampedSwiglu
+from worker.layers.clamped_swiglu import clamped_swiglu
 from worker.layers.linear import (
     Linear,
     OneDnnProduct,
@@ -28,6 +27,7 @@ from worker.layers.linear import (
     runs_on_onednn,
 )
 from worker.layers.mxfp4 import PackedExperts
+from worker.model_config import SwigluClamp
 from worker.parallel import TensorParallel
 from worker.shard import Shard, divide
 
@@ -113,7 +113,7 @@ class Experts(nn.Module):
         intermediate_size: int,
         *,
         bias: bool,
-        clamp: ClampedSwiglu | None,
+        clamp: SwigluClamp | None,
         is_packed: bool = False,
         group: TensorParallel,
         dtype: torch.dtype,
@@ -201,7 +201,6 @@ class Experts(nn.Module):
     def _one_by_one(self, hidden: Tensor, routes: Routes) -> Tensor:
         """Compute one expert after the other, each with all of its rows."""
         products = self._each or self._products()
-        activate: Callable[[Tensor, Tensor], Tensor] = self._clamp or _silu_times
         experts, k = routes.experts.flatten(), routes.experts.shape[1]
         # A stable order, so that the same rows give the same bits.
         by_expert = experts.argsort(stable=True)
@@ -215,11 +214,12 @@ class Experts(nn.Module):
                 continue
             own = slice(first, first + count)
             both = gate_up(hidden.index_select(0, rows[own]))
-            part = down(activate(both[:, 0::2], both[:, 1::2]))
+            part = down(self._activate(both[:, 0::2], both[:, 1::2]))
             result.index_add_(0, rows[own], part.float().mul_(weights[own]))
             first += count
         return result.to(hidden.dtype)
 
-
-def _silu_times(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate).mul_(up)
+    def _activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self._clamp is not None:
+            return clamped_swiglu(gate, up, self._clamp)
+        return F.silu(gate).mul_(up)

@@ -8,9 +8,11 @@ import torch
 from worker.model_config import ModelConfig
 from worker.models.causal_lm import CausalLM
 from worker.models.gemma3 import build_gemma3
+from worker.models.gpt_oss import build_gpt_oss
 from worker.models.llama import build_llama
 from worker.models.olmo2 import build_olmo2
 from worker.models.phi3 import build_phi3
+from worker.models.qwen3_moe import build_qwen3_moe
 from worker.parallel import TensorParallel
 
 
@@ -40,5 +42,7 @@ ARCHITECTURES: Mapping[str, ModelBuilder] = {
     "Phi3ForCausalLM": build_phi3,
     "Olmo2ForCausalLM": build_olmo2,
     "Gemma3ForCausalLM": build_gemma3,
+    "Qwen3MoeForCausalLM": build_qwen3_moe,
+    "GptOssForCausalLM": build_gpt_oss,
 }
 """Its keys are `worker.families.SUPPORTED_ARCHITECTURES`."""

@@ -64,7 +64,7 @@ def separate_weights(router: Router, experts: Experts, prefix: str) -> Iterator[
         )
 
 
-def stacked_weights_of_experts(router: Router, experts: Experts, prefix: str) -> Iterator[Weight]:
+def joint_weights(router: Router, experts: Experts, prefix: str) -> Iterator[Weight]:
     """Yield GPT-OSS': two tensors of all experts, transposed, or packed and not transposed.
 
     router                                   [experts, hidden] and a bias

@@ -2,10 +2,12 @@
 
 import torch
 
+from worker.layers.experts import Experts, Router
 from worker.layers.head_norm import HeadNorm
 from worker.layers.projection_norm import ProjectionNorm
 from worker.model_config import ModelConfig
 from worker.models.feed_forward import FeedForward
+from worker.models.mixture import Mixture, WeightNaming
 from worker.models.self_attention import SelfAttention
 from worker.parallel import TensorParallel
 from worker.shard import HeadShards, divide_heads
@@ -31,6 +33,7 @@ def config_attention(
         output_bias=config.output_bias,
         norm=_query_key_norm(config, heads, group=group, dtype=dtype, device=device),
         scale=config.residual_multiplier,
+        has_sinks=config.has_sinks,
         is_fused=is_fused,
         group=group,
         dtype=dtype,
@@ -58,6 +61,40 @@ def config_feed_forward(
         dtype=dtype,
         device=device,
     )
+
+
+def config_mixture(
+    config: ModelConfig,
+    naming: WeightNaming,
+    *,
+    group: TensorParallel,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Mixture:
+    """Return a mixture of experts, whose tensors are called as `naming` says."""
+    experts = config.experts
+    assert experts is not None, "the model has experts"
+    router = Router(
+        config.hidden_size,
+        experts.num_experts,
+        experts.experts_per_token,
+        bias=experts.has_bias,
+        is_renormalised=experts.is_renormalised,
+        dtype=dtype,
+        device=device,
+    )
+    blocks = Experts(
+        experts.num_experts,
+        config.hidden_size,
+        experts.intermediate_size,
+        bias=experts.has_bias,
+        clamp=experts.clamp,
+        is_packed=experts.is_packed,
+        group=group,
+        dtype=dtype,
+        device=device,
+    )
+    return Mixture(router, blocks, naming)
 
 
 def _query_key_norm(

@@ -41,6 +41,7 @@ class SelfAttention(nn.Module):
         output_bias: bool,
         norm: HeadNorm | ProjectionNorm | None = None,
         scale: float = 1.0,
+        has_sinks: bool = False,
         is_fused: bool = False,
         group: TensorParallel,
         dtype: torch.dtype,
@@ -61,6 +62,15 @@ class SelfAttention(nn.Module):
         )
         self.head_norm = norm if isinstance(norm, HeadNorm) else None
         self.projection_norm = norm if isinstance(norm, ProjectionNorm) else None
+        self.sinks: Tensor | None = (
+            nn.Parameter(
+                torch.empty(heads.query.size, dtype=torch.float32, device=device),
+                requires_grad=False,
+            )
+            if has_sinks
+            else None
+        )
+        """[heads]"""
         self.output = RowParallelLinear(
             heads.query.whole * head_dim,
             hidden_size,
@@ -87,6 +97,7 @@ class SelfAttention(nn.Module):
             num_kv_heads=self._heads.key_value.size,
             head_norm=self.head_norm,
             rotation=rotation,
+            sinks=self.sinks,
         )
         return attention.attend(self._layer, projected)
 
@@ -110,4 +121,12 @@ class SelfAttention(nn.Module):
             yield from head_norm_weights(self.head_norm, *names)
         if self.projection_norm is not None:
             yield from projection_norm_weights(self.projection_norm, *names)
+        if self.sinks is not None:
+            heads = self._heads.query
+            yield Weight(
+                name=f"{prefix}sinks",
+                target=self.sinks,
+                whole_size=heads.whole,
+                start=heads.start,
+            )
         yield from row_parallel_weights(self.output, f"{prefix}o_proj")

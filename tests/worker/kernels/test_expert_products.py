@@ -4,9 +4,9 @@ import torch
 from tests.worker.kernels.closeness import DTYPES, assert_as_close
 from worker.kernels import expert_products
 from worker.kernels.expert_products import TileShape, most_tiles, run_experts, tile_shape
-from worker.layers.clamped_swiglu import ClampedSwiglu
+from worker.model_config import SwigluClamp
 
-CLAMP = ClampedSwiglu(alpha=1.702, limit=7.0)
+CLAMP = SwigluClamp(alpha=1.702, limit=7.0)
 SHORT = TileShape(rows=16, outputs=16, inputs=16, warps=1, stages=2)
 TALL = TileShape(rows=32, outputs=32, inputs=32, warps=1, stages=2)
 

@@ -154,6 +154,41 @@ FAMILIES = (
         norm_mean=0.0,
         gguf="gemma3",
     ),
+    Family(
+        architecture="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        models="Qwen3-30B-A3B, 235B-A22B; Qwen3-Coder-30B-A3B",
+        differs="experts in all or some layers; queries and keys normalised head by head",
+        example=("Qwen3-30B-A3B", 32, 4, 768),
+        config={
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    Family(
+        architecture="GptOssForCausalLM",
+        model_type="gpt_oss",
+        models="gpt-oss-20b, gpt-oss-120b",
+        differs="experts, also in MXFP4; attention sinks; windows in every other layer; biases",
+        example=("gpt-oss-20b", 64, 8, 2_880),
+        config={
+            "head_dim": 8,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
 )
 
 TP_SIZES = (1, 2, 4)
