@@ -38,7 +38,7 @@ from worker.kv_cache import KVCache, KVCacheShape
 from worker.layers.linear import fewest_rows
 from worker.model_files import is_gguf, read_model_config
 from worker.model_loading import load_model
-from worker.model_setup import DTYPES
+from worker.model_setup import DTYPES, layer_attentions
 from worker.parallel import OneRank
 from worker.quantization import Storage, check_storage, choose_storage
 from worker.slots import SlotTable
@@ -168,7 +168,7 @@ def our_scores(
     )
     num_blocks = -(-CHUNK // shape.block_size)
     cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
-    attention = build_attention(choice.name, cache, config.num_heads)
+    attention = build_attention(choice.name, cache, config.num_heads, layer_attentions(config))
     table = SlotTable(
         slots=1,
         num_blocks=num_blocks,

@@ -7,6 +7,7 @@ import torch
 
 from worker.gguf_file import read_gguf_header
 from worker.gguf_weights import load_gguf
+from worker.layers.experts import Experts
 from worker.layers.head_norm import HeadNorm
 from worker.layers.linear import Linear, ProductChoice
 from worker.layers.norm import RMSNorm
@@ -20,6 +21,7 @@ from worker.quantization_config import Int4Checkpoint
 from worker.quantized_checkpoint import QuantizedCheckpoint
 from worker.quantizing import quantize_to_fp8, quantize_to_int4
 from worker.safetensors_weights import load_safetensors
+from worker.tensor_reader import reading_threads
 from worker.weights import LoadReport, fill_with_dummies
 
 
@@ -45,27 +47,32 @@ def load_model(
     model = ARCHITECTURES[config.architecture](
         config, group=group, max_model_len=max_model_len, dtype=dtype, device=device
     )
+    read_started = time.monotonic()
     with torch.inference_mode():
         checkpoint = None
         if config.quantization is not None and dummy_seed is None:
             checkpoint = QuantizedCheckpoint(model, config.quantization, storage)
         weights = list(model.weights())
         num_bytes = sum(weight.target.nbytes for weight in weights)
+        threads = reading_threads(group.size)
+        file_bytes = 0
         if dummy_seed is not None:
             fill_with_dummies(weights, seed=dummy_seed)
         elif is_gguf(path):
-            load_gguf(
+            file_bytes = load_gguf(
                 read_gguf_header(path),
                 weights,
                 head_dim=config.head_dim,
                 ignored=model.ignored_weights(),
+                threads=threads,
             )
         else:
             ignored = model.ignored_weights()
             if checkpoint is not None:
                 ignored |= checkpoint.ignored_weights(weights)
                 weights = checkpoint.expand(weights)
-            load_safetensors(path, weights, ignored=ignored)
+            file_bytes = load_safetensors(path, weights, ignored=ignored, threads=threads)
+        read_seconds = time.monotonic() - read_started
         # The views of the weights must go, or they keep what preparing gives back.
         del weights
         if checkpoint is not None:
@@ -77,6 +84,6 @@ def load_model(
         for module in model.modules():
             if isinstance(module, Linear):
                 module.prepare(products)
-            elif isinstance(module, RMSNorm | HeadNorm):
+            elif isinstance(module, RMSNorm | HeadNorm | Experts):
                 module.prepare()
-    return model, LoadReport(num_bytes, time.monotonic() - started)
+    return model, LoadReport(num_bytes, file_bytes, read_seconds, time.monotonic() - started)

@@ -12,6 +12,7 @@ from protocol.errors import ConfigError
 from protocol.messages import EngineFacts
 from protocol.run_dir import RunDir
 from protocol.user_cache import user_cache_dir
+from worker.attention.base import LayerAttention
 from worker.attention.choice import AttentionChoice, build_attention, choose_attention
 from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
@@ -96,8 +97,10 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     if products is not None:
         products.warm()
     log.info(
-        "weights loaded bytes=%d seconds=%.1f gb_s=%.2f dtype=%s quantization=%s threads=%d",
-        *(report.num_bytes, report.seconds, report.num_bytes / report.seconds / 1e9),
+        "weights loaded bytes=%d seconds=%.1f read_bytes=%d read_seconds=%.2f gb_s=%.2f dtype=%s "
+        "quantization=%s threads=%d",
+        *(report.num_bytes, report.seconds, report.file_bytes, report.read_seconds),
+        report.file_bytes / report.read_seconds / 1e9,
         *(str(dtype).removeprefix("torch."), storage, threads),
     )
     slots = _slots(config, device)
@@ -111,7 +114,9 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     log.info(
         "cache blocks=%d block_size=%d bytes=%d", num_blocks, shape.block_size, cache.data.nbytes
     )
-    attention = build_attention(choice.name, cache, heads.query.size)
+    attention = build_attention(
+        choice.name, cache, heads.query.size, layer_attentions(model_config)
+    )
     num_host_blocks = int(config.swap_space_gib * 2**30) // shape.block_bytes(dtype)
     host_blocks = _host_blocks(cache, num_host_blocks) if num_host_blocks else None
     facts = EngineFacts(
@@ -141,6 +146,11 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     if cuda_sampler and isinstance(attention, PagedAttention) and not config.enforce_eager:
         runner.capture_graphs(attention, cuda_sampler.draw)
     return runner
+
+
+def layer_attentions(config: ModelConfig) -> tuple[LayerAttention, ...]:
+    """Return how each layer of a model attends."""
+    return tuple(LayerAttention(config.attention_scale, window) for window in config.windows)
 
 
 def _host_blocks(cache: KVCache, num_blocks: int) -> HostBlocks:
@@ -322,7 +332,7 @@ def _num_blocks(
     scratch = KVCache(shape, 0, dtype=dtype, device=device, layout=choice.layout)
     measured = measure_worst_step(
         model,
-        build_attention(choice.name, scratch, heads.query.size),
+        build_attention(choice.name, scratch, heads.query.size, layer_attentions(model_config)),
         scratch,
         cuda_sampler,
         max_num_batched_tokens=config.max_num_batched_tokens,

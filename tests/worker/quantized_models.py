@@ -25,13 +25,18 @@ Quantize = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
 
 
 def save_quantized(
-    directory: Path, quantize: Quantize, config: dict[str, Any], *, kept: tuple[str, ...] = ()
-) -> torch.nn.Module:
-    """Save a Llama whose layers' products are quantised; return transformers' with their values.
+    directory: Path,
+    quantize: Quantize,
+    config: dict[str, Any],
+    *,
+    kept: tuple[str, ...] = (),
+    save: Callable[..., Any] = save_llama,
+) -> Any:
+    """Save a model whose layers' products are quantised; return transformers' with their values.
 
-    `kept` are products that stay as they are, by what is in their name.
+    `save` saves it as it is. `kept` are products that stay as they are, by what is in their name.
     """
-    model = save_llama(directory, **SIZES)
+    model = save(directory, **SIZES)
     tensors = load_file(directory / FILE)
     parameters = dict(model.named_parameters())
     for name in [*tensors]:

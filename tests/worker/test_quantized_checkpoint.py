@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from protocol.errors import ModelFileError
+from tests.worker.models import harness
+from tests.worker.models.families import FAMILIES
 from tests.worker.quantized_models import (
     Quantize,
     awq,
@@ -129,6 +131,39 @@ def test_ranks_have_their_parts_of_four_bits(tmp_path: Path, name: str):
 
     logits = torch.cat(on_all(partial(run, rank) for rank in thread_ranks(2)))[:131]
     torch.testing.assert_close(logits, reference_logits(reference, TOKENS)[-1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", ["channel", "blocks", "awq", "gptq, zeros"])
+def test_products_that_are_one_in_the_checkpoint(tmp_path: Path, name: str, size: int):
+    (phi,) = [family for family in FAMILIES if family.model_type == "phi3"]
+    quantize, config = (FP8 | INT4)[name]
+
+    def save(directory: Path, **sizes: Any) -> Any:
+        return harness.save_family(phi, directory, **sizes | {"num_attention_heads": 8})
+
+    reference = save_quantized(tmp_path, quantize, config, save=save)
+    storage: Storage = "int4" if name in INT4 else "none"
+
+    def run(rank: ThreadRank) -> torch.Tensor:
+        # Longer than what LongRoPE calls short, or transformers would take other factors.
+        stepper = Stepper(tmp_path, group=rank, storage=storage)
+        return stepper.prefill(0, harness.TOKENS, range(10))
+
+    logits = torch.cat(on_all(partial(run, rank) for rank in thread_ranks(size)))[:131]
+    expected = reference_logits(reference, harness.TOKENS)[-1]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+def test_experts_are_not_read(tmp_path: Path):
+    (moe,) = [family for family in FAMILIES if family.model_type == "qwen3_moe"]
+    harness.save_family(moe, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"quantization_config": compressed()})
+    )
+    with pytest.raises(ModelFileError, match="must be absent where a model has experts"):
+        Stepper(tmp_path)
 
 
 def test_orders_that_cannot_be(tmp_path: Path):

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from tests.worker.kernels.closeness import gpu_only
+from tests.worker.models import harness
+from tests.worker.models.families import FAMILIES
 from tests.worker.quantized_models import awq, by_channel, compressed, save_quantized
 from tests.worker.tiny_models import Stepper, reference_logits, save_llama
+from worker.layers.experts import Router
 from worker.layers.fp8 import Fp8Weight
 from worker.layers.linear import Linear
 from worker.model_files import read_model_config
@@ -23,6 +26,7 @@ SIZES = {
     "num_key_value_heads": 3,
 }
 AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "group_size": 32}
+FAMILY_SIZES = {"hidden_size": 64, "intermediate_size": 96, "initializer_range": 0.1}
 TOKENS = [1, 2, 3, 100, 7, 7, 90]
 
 
@@ -65,6 +69,19 @@ def test_dummies_too(tmp_path: Path):
     save_llama(tmp_path, **SIZES)
     stepper = Stepper(tmp_path, storage="fp8", dtype=torch.bfloat16)
     assert stepper.prefill(0, TOKENS, range(2)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["phi3", "gemma3_text", "qwen2", "qwen3_moe"])
+def test_families_in_fp8(tmp_path: Path, name: str):
+    (family,) = [family for family in FAMILIES if family.model_type == name]
+    reference = harness.save_family(family, tmp_path, **FAMILY_SIZES)
+    plain = reference_logits(reference, harness.TOKENS)[-1]
+    stepper = Stepper(tmp_path, storage="fp8")
+    logits = stepper.prefill(0, harness.TOKENS, range(10))
+    assert 0 < (logits - plain).norm() < 0.5 * plain.norm()
+    for module in stepper.model.modules():
+        if isinstance(module, Router):
+            assert not module.product.is_quantized
 
 
 @gpu_only

@@ -169,8 +169,8 @@ class Linear(nn.Module):
             return multiply(x, self.weight, self.bias, self._out_dtype)
         return self._product(x)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> bool:
-        """Add the product to a residual, [rows, out], if that is one operation; say whether it is.
+    def add_to(self, residual: Tensor, x: Tensor, scale: float = 1.0) -> bool:
+        """Add product · scale to a residual, [rows, out], if that is one operation; say if it is.
 
         It is on a GPU for many rows: cuBLAS adds while it writes, and the sum is rounded once. Few
         rows have kernels of their own, and leave the addition to the norm that follows; so do
@@ -180,7 +180,7 @@ class Linear(nn.Module):
             return False
         if self._quantized is not None:
             return False
-        torch.addmm(residual, x, self.weight.t(), out=residual)
+        torch.addmm(residual, x, self.weight.t(), alpha=scale, out=residual)
         return True
 
     def tie(self, weight: Tensor) -> None:
