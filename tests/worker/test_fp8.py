@@ -65,6 +65,15 @@ def test_the_product_is_that_of_the_codes(dtype: torch.dtype, bias: bool, rows: 
     assert (y.double() - true).norm() < 0.05 * true.norm()
 
 
+def test_a_weight_is_quantised_piece_by_piece(monkeypatch: pytest.MonkeyPatch):
+    weight = torch.randn(48, 64)
+    whole = Fp8Weight.quantize(weight)
+    monkeypatch.setattr("worker.layers.fp8._NUMBERS_AT_ONCE", 7 * 64 + 5)
+    pieces = Fp8Weight.quantize(weight)
+    assert torch.equal(pieces.codes.float(), whole.codes.float())
+    assert torch.equal(pieces.scales, whole.scales)
+
+
 def test_shards_have_scales_of_their_own():
     torch.manual_seed(0)
     weight = torch.randn(16, 64)

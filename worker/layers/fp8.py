@@ -24,6 +24,7 @@ from worker.layers.linear import OneDnnProduct, PlainProduct, Product, runs_on_o
 E4M3_MAX = 448.0
 LEAST_ABSMAX = 1e-12
 """A row of zeros is scaled as if this were its largest value."""
+_NUMBERS_AT_ONCE = 1 << 24
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,8 +59,14 @@ class Fp8Weight:
     @staticmethod
     def quantize(weight: Tensor) -> "Fp8Weight":
         """Quantise a weight, [out, in]."""
-        codes, scales = quantize_rows(weight)
-        return Fp8Weight(codes, scales.view(-1))
+        result = Fp8Weight.empty(len(weight), weight.shape[1], weight.device)
+        # Some channels at a time: they take 12 bytes a number meanwhile.
+        step = max(1, _NUMBERS_AT_ONCE // weight.shape[1])
+        for first in range(0, len(weight), step):
+            rows = slice(first, first + step)
+            result.codes[rows], scales = quantize_rows(weight[rows])
+            result.scales[rows] = scales.view(-1)
+        return result
 
     def product(self, bias: Tensor | None, out_dtype: torch.dtype) -> Product:
         """Return the product with this weight."""
