@@ -52,12 +52,13 @@ from scheduler.config import (
     SchedulerConfig,
     token_budget,
 )
-from worker.config import WorkerConfig
+from worker.config import QUANTIZATIONS, WorkerConfig
 from worker.cuda_driver import gpu_memory
 from worker.find_model import find_model
 from worker.memory_plan import DEFAULT_NUM_SEQS, memory_table
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
+from worker.quantization import choose_storage
 
 log = logging.getLogger("launch")
 
@@ -96,6 +97,10 @@ class LaunchConfig:
             "weights and activations; auto: the checkpoint's on CUDA, float32 on CPU",
             *("auto", "bfloat16", "float16", "float32"),
         ),
+    )
+    quantization: str = dataclasses.field(
+        default="auto",
+        metadata=flag("weights inside the layers; auto: the checkpoint's", *QUANTIZATIONS),
     )
     host: str = dataclasses.field(
         default="127.0.0.1", metadata=flag("address of the HTTP endpoint")
@@ -325,6 +330,7 @@ def check_model(config: LaunchConfig, model: ModelConfig) -> None:
     """Refuse what the model does not allow, before anything loads. Raises ConfigError."""
     if not config.fake_workers:
         model.require_legal_tp(config.tp)
+        choose_storage(config.quantization, model.quantization)
     if config.max_model_len and config.max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len is {config.max_model_len}, and the model was made for at most "
@@ -376,6 +382,7 @@ def _build_commands(
         model=config.model,
         device=config.device,
         dtype=config.dtype,
+        quantization=config.quantization,
         attention=config.attention,
         load_format=config.load_format,
         max_model_len=config.max_model_len,
@@ -435,6 +442,7 @@ def describe(config: LaunchConfig) -> str:
             model,
             tp=config.tp,
             dtype=config.dtype,
+            quantization=config.quantization,
             block_size=config.block_size,
             utilization=config.gpu_memory_utilization,
             max_num_batched_tokens=token_budget(config.policy, config.max_num_batched_tokens),

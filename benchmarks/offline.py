@@ -36,6 +36,7 @@ def main() -> None:
             tp=arguments.tp,
             device=arguments.device,
             dtype=arguments.dtype,
+            quantization=arguments.quantization,
             attention=arguments.attention,
             enforce_eager=arguments.enforce_eager,
             block_size=arguments.block_size,
@@ -58,6 +59,7 @@ def main() -> None:
                 "init_s": round(init_s, 1),
                 "device": device_name(arguments.device),
                 "dtype": dtype_name(arguments.dtype, model, arguments.device),
+                "quantization": arguments.quantization,
                 "attention": facts.back_end if facts else arguments.attention,
                 "commit": commit(),
                 "date": today(),
@@ -84,6 +86,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--attention", choices=("auto", "flash-attn", "fa3", "triton", "torch"), default="auto"
     )
+    parser.add_argument("--quantization", choices=("auto", "none", "fp8"), default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--block-size", type=int)
     parser.add_argument("--max-in-flight", type=int, choices=(1, 2), default=2)

@@ -10,6 +10,7 @@ ATTENTION_BACK_ENDS = ("auto", "flash-attn", "fa3", "triton", "torch")
 DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("auto", "none", "fp8")
 MAX_RANKS = 1024
 MAX_SWAP_GIB = 8192
 
@@ -28,6 +29,13 @@ class WorkerConfig:
         metadata={
             "help": "of weights and cache; auto: the checkpoint's on CUDA, float32 on CPU",
             "choices": DTYPES,
+        },
+    )
+    quantization: str = field(
+        default="auto",
+        metadata={
+            "help": "of weights inside the layers; auto: the checkpoint's",
+            "choices": QUANTIZATIONS,
         },
     )
     attention: str = field(
@@ -112,6 +120,7 @@ class WorkerConfig:
         for flag, value, legal in (
             ("--device", self.device, ("auto", "cpu")),
             ("--attention", self.attention, ("auto",)),
+            ("--quantization", self.quantization, ("auto", "none")),
         ):
             if self.fake_workers and value not in legal:
                 raise ValueError(

@@ -1,87 +1,193 @@
-"""Weights from a GGUF file, dequantised by the `gguf` package one tensor at a time.
+"""Weights from a GGUF file, dequantised by the `gguf` package some rows at a time.
 
-Only one tensor is in memory twice at any moment. A rank reads and dequantises every tensor whole,
-since blocks of quantised numbers do not end where shards do, and keeps its part. GGUF stores the
-rows of Llama's query and key projections with the two halves of each head interleaved, as the
-original rotary layout wants them; here they are put back into halves. Other architectures' are
-stored as they are.
+Threads read and dequantise while the calling one copies into the model. A rank reads its rows
+only; where it wants columns it reads whole rows, for blocks of quantised numbers do not end where
+shards do. Plain numbers are read like safetensors' (`worker.tensor_reader`).
+
+GGUF stores the rows of Llama's query and key projections with the two halves of each head
+interleaved, as the original rotary layout wants them; here they are put back into halves. Other
+architectures' are stored as they are.
 """
 
 import math
-import re
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.errors import ModelFileError
+from worker.finite import all_finite
 from worker.gguf_config import ROPE_FACTORS
 from worker.gguf_file import GgufHeader, GgufTensor
+from worker.gguf_names import gguf_name
+from worker.huge_pages import advise_huge_pages
+from worker.tensor_reader import (
+    StoredPart,
+    finish,
+    not_finite,
+    open_to_read,
+    read_exactly,
+    read_parts,
+    reading_pool,
+)
 from worker.weights import Weight
 
-_TOP_LEVEL = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
+_PLAIN = {
+    gguf.GGMLQuantizationType.F32: torch.float32,
+    gguf.GGMLQuantizationType.F16: torch.float16,
+    gguf.GGMLQuantizationType.BF16: torch.bfloat16,
 }
-_IN_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+READABLE = (
+    *_PLAIN,
+    gguf.GGMLQuantizationType.Q8_0,
+    gguf.GGMLQuantizationType.Q4_0,
+    gguf.GGMLQuantizationType.Q4_1,
+    gguf.GGMLQuantizationType.Q5_0,
+    gguf.GGMLQuantizationType.Q5_1,
+    gguf.GGMLQuantizationType.Q2_K,
+    gguf.GGMLQuantizationType.Q3_K,
+    gguf.GGMLQuantizationType.Q4_K,
+    gguf.GGMLQuantizationType.Q5_K,
+    gguf.GGMLQuantizationType.Q6_K,
+    gguf.GGMLQuantizationType.IQ4_NL,
+    gguf.GGMLQuantizationType.IQ4_XS,
+)
+_PIECE_NUMBERS = 1 << 18
+"""Numbers dequantised at a time: few enough to stay in a core's cache, with what they pass by."""
 
 
-def gguf_name(name: str) -> str:
-    """Return what GGUF calls a tensor of a supported architecture."""
-    if name in _TOP_LEVEL:
-        return _TOP_LEVEL[name]
-    match = _LAYER_NAME.fullmatch(name)
-    assert match is not None, f"no GGUF name for {name}"
-    layer, part, kind = match.groups()
-    return f"blk.{layer}.{_IN_LAYER[part]}.{kind}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a weight's numbers are in the file, and in what order."""
+
+    weight: Weight
+    name: str
+    """GGUF's."""
+    tensor: GgufTensor
+    kind: gguf.GGMLQuantizationType
+    num_bytes: int
+    head_dim: int | None
+    """Rows of a head, where each head's halves are interleaved."""
+
+    @property
+    def is_plain(self) -> bool:
+        return self.kind in _PLAIN and self.head_dim is None and not self.weight.offset
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield (first, last) rows of the target to dequantise at a time, whole heads of them.
+
+        A vector is one piece: its blocks may lie across the ends of shards.
+        """
+        shape = self.weight.target.shape
+        if len(shape) == 1:
+            yield 0, shape[0]
+            return
+        unit = self.head_dim or 1
+        step = max(1, _PIECE_NUMBERS // math.prod(self.tensor.shape[1:]) // unit) * unit
+        for first in range(0, shape[0], step):
+            yield first, min(first + step, shape[0])
 
 
 def load_gguf(
-    header: GgufHeader, weights: Sequence[Weight], *, head_dim: int, ignored: frozenset[str]
-) -> None:
-    """Fill weights from a GGUF file. Raises ModelFileError naming file and tensor."""
-    is_interleaved = header.metadata["general.architecture"] == "llama"
-    unused = header.tensors.keys() - {ROPE_FACTORS} - {gguf_name(name) for name in ignored}
-    places: list[tuple[Weight, str, GgufTensor, int]] = []
-    for weight in weights:
-        name = gguf_name(weight.name)
-        tensor = header.tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(f"{header.path}: the tensor {name} is missing")
-        places.append((weight, name, tensor, _checked_bytes(header, weight, name, tensor)))
-        unused -= {name}
-    for name in sorted(unused):
+    header: GgufHeader,
+    weights: Sequence[Weight],
+    *,
+    head_dim: int,
+    ignored: frozenset[str],
+    threads: int,
+) -> int:
+    """Fill weights from a GGUF file by some threads and return the bytes read.
+
+    Raises ModelFileError naming file and tensor.
+    """
+    family = str(header.metadata["general.architecture"])
+    places = [_place(header, family, weight, head_dim) for weight in weights]
+    known = {
+        ROPE_FACTORS,
+        *(place.name for place in places),
+        *(gguf_name(name, family) for name in ignored),
+    }
+    for name in sorted(header.tensors.keys() - known):
         raise ModelFileError(f"{header.path}: the tensor {name} is not part of this model")
+    parts = [_stored_part(place) for place in places if place.is_plain]
+    num_bytes = read_parts(header.path, parts, threads=threads)
+    quantised = [place for place in places if not place.is_plain]
+    return num_bytes + _dequantise(header, quantised, threads)
+
+
+def _place(header: GgufHeader, family: str, weight: Weight, head_dim: int) -> _Place:
+    name = gguf_name(weight.name, family)
+    tensor = header.tensors.get(name)
+    if tensor is None:
+        raise ModelFileError(f"{header.path}: the tensor {name} is missing")
+    num_bytes = _checked_bytes(header, weight, name, tensor)
+    is_interleaved = family == "llama" and (".q_proj." in weight.name or ".k_proj." in weight.name)
+    return _Place(
+        weight=weight,
+        name=name,
+        tensor=tensor,
+        kind=gguf.GGMLQuantizationType(tensor.type_id),
+        num_bytes=num_bytes,
+        head_dim=head_dim if is_interleaved else None,
+    )
+
+
+def _stored_part(place: _Place) -> StoredPart:
+    return StoredPart(
+        name=place.name,
+        offset=place.tensor.offset,
+        dtype=_PLAIN[place.kind],
+        shape=place.tensor.shape,
+        dim=place.weight.dim,
+        start=place.weight.start,
+        target=place.weight.target,
+    )
+
+
+def _dequantise(header: GgufHeader, places: Sequence[_Place], threads: int) -> int:
+    """Fill weights that are not stored as the numbers they are; return the bytes read."""
+    for place in places:
+        advise_huge_pages(place.weight.target)
+    descriptor = open_to_read(header.path)
     try:
-        with open(header.path, "rb") as file:
-            for weight, name, tensor, num_bytes in places:
-                file.seek(tensor.offset)
-                data = np.fromfile(file, dtype=np.uint8, count=num_bytes)
-                if len(data) != num_bytes:
-                    raise ModelFileError(f"{header.path} ends inside {name}; it is truncated")
-                values = _dequantized(header, name, tensor, data)
-                if is_interleaved and (".q_proj." in weight.name or ".k_proj." in weight.name):
-                    values = halves_from_pairs(values, head_dim)
-                weight.fill(values)
-    except OSError as error:
-        raise ModelFileError(f"{header.path} cannot be read: {error.strerror}") from error
+        with reading_pool(threads) as pool:
+            futures = [
+                pool.submit(_dequantise_rows, header.path, descriptor, place, first, last)
+                for place in sorted(places, key=lambda place: place.tensor.offset)
+                for first, last in place.pieces()
+            ]
+            return finish(futures)
+    finally:
+        os.close(descriptor)
+
+
+@torch.inference_mode()
+def _dequantise_rows(path: Path, descriptor: int, place: _Place, first: int, last: int) -> int:
+    """Fill some rows of a weight's target and return the bytes read. Raises ModelFileError."""
+    weight, shape = place.weight, place.tensor.shape
+    if len(shape) == 1:
+        begin, count = 0, place.num_bytes
+    else:
+        row = place.num_bytes // shape[0]
+        begin = (first + (weight.start if weight.dim == 0 else 0)) * row
+        count = (last - first) * row
+    data = np.empty(count, np.uint8)
+    read_exactly(descriptor, path, place.name, data.data, place.tensor.offset + begin)
+    rows = data if len(shape) == 1 else data.reshape(last - first, *shape[1:-1], -1)
+    values = torch.from_numpy(gguf.dequantize(rows, place.kind))
+    if not all_finite(values.view(-1).view(torch.uint8).numpy(), torch.float32):
+        raise not_finite(path, place.name)
+    if place.head_dim is not None:
+        values = halves_from_pairs(values, place.head_dim)
+    if len(shape) == 1 or weight.dim:
+        values = values.narrow(weight.dim, weight.start, weight.target.shape[weight.dim])
+    weight.target[first:last].copy_(values - weight.offset if weight.offset else values)
+    return count
 
 
 def halves_from_pairs(rows: Tensor, head_dim: int) -> Tensor:
@@ -98,11 +204,17 @@ def _checked_bytes(header: GgufHeader, weight: Weight, name: str, tensor: GgufTe
             f"metadata makes it {list(weight.shape)}"
         )
     try:
-        block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type_id)]
+        kind = gguf.GGMLQuantizationType(tensor.type_id)
+        block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError) as error:
         raise ModelFileError(
-            f"{header.path}: the tensor {name} has the unknown storage type {tensor.type_id}"
+            f"{header.path}: the tensor {name} has the unknown storage type {tensor.type_id}; "
+            f"readable are {_readable()}"
         ) from error
+    if kind not in READABLE:
+        raise ModelFileError(
+            f"{header.path}: the tensor {name} is stored as {kind.name}; readable are {_readable()}"
+        )
     if tensor.shape[-1] % block_size:
         raise ModelFileError(
             f"{header.path}: rows of the tensor {name} are not whole blocks of {block_size}"
@@ -113,16 +225,5 @@ def _checked_bytes(header: GgufHeader, weight: Weight, name: str, tensor: GgufTe
     return num_bytes
 
 
-def _dequantized(
-    header: GgufHeader, name: str, tensor: GgufTensor, data: NDArray[np.uint8]
-) -> Tensor:
-    """Return a tensor's values as float32."""
-    kind = gguf.GGMLQuantizationType(tensor.type_id)
-    rows = data.reshape(*tensor.shape[:-1], -1)
-    try:
-        values: NDArray[np.float32] = gguf.dequantize(rows, kind)
-    except NotImplementedError as error:
-        raise ModelFileError(
-            f"{header.path}: the tensor {name} is stored as {kind.name}, which cannot be read"
-        ) from error
-    return torch.from_numpy(values)
+def _readable() -> str:
+    return ", ".join(kind.name for kind in READABLE)

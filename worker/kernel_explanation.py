@@ -15,6 +15,7 @@ from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 from worker.product_shapes import ProductShape, config_sizes, rank_products
 from worker.product_table import ProductTable, Setting, Tiles
+from worker.quantization import choose_storage
 from worker.table_files import SHIPPED, find_table, shipped_tables, user_tables
 
 
@@ -32,7 +33,11 @@ def explain_kernels(config: WorkerConfig) -> str:
         tables = [table for table in shipped_tables() if table.dtype == dtype]
     if not tables:
         return f"There is no table of products in {dtype}: all are the library's."
-    return "\n\n".join(explain_products(model, tp=config.tp, table=table) for table in tables)
+    parts = [explain_products(model, tp=config.tp, table=table) for table in tables]
+    storage = choose_storage(config.quantization, model.quantization)
+    if storage != "none":
+        parts.insert(0, f"Products inside the layers are in {storage}: tables are for head alone.")
+    return "\n\n".join(parts)
 
 
 def explain_products(config: ModelConfig, *, tp: int, table: ProductTable) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from protocol.errors import ConfigError
 from worker.graph_sizes import max_num_graphs
 from worker.model_config import ModelConfig
+from worker.product_shapes import config_sizes, rank_products
+from worker.quantization import Storage, bytes_saved, choose_storage
 from worker.shard import divide_heads, divide_vocabulary
 
 _MIB = 1 << 20
@@ -69,7 +71,7 @@ class MemoryPlan:
     def table(self) -> str:
         """Return the parts as lines, each with the flag that changes it."""
         rows = (
-            ("weights", self.weights, "--dtype, --tp"),
+            ("weights", self.weights, "--dtype, --quantization, --tp"),
             ("step's tensors", self.workspace, "--max-num-batched-tokens"),
             ("CUDA graphs", self.graphs, "--max-num-seqs, --enforce-eager"),
             ("driver and others", self.other, ""),
@@ -92,17 +94,53 @@ def weight_count(model: ModelConfig, *, tp: int) -> int:
     """Return how many numbers rank 0 of `tp`, which has the most, holds."""
     heads = divide_heads(model.num_heads, model.num_kv_heads, rank=0, size=tp)
     vocabulary = divide_vocabulary(model.vocab_size, rank=0, size=tp)
-    hidden, inner = model.hidden_size, model.intermediate_size // tp
+    hidden = model.hidden_size
     query, key_value = heads.query.size * model.head_dim, heads.key_value.size * model.head_dim
-    layer = hidden * (2 * query + 2 * key_value) + 3 * hidden * inner + 2 * hidden
-    if model.attention_bias:
-        layer += query + 2 * key_value + hidden
-    if model.mlp_bias:
-        layer += 2 * inner + hidden
-    if model.architecture == "Qwen3ForCausalLM":
-        layer += 2 * model.head_dim
+    layer = hidden * (2 * query + 2 * key_value + model.num_norms)
+    if model.qkv_bias:
+        layer += query + 2 * key_value
+    if model.output_bias:
+        layer += hidden
+    if model.has_sinks:
+        layer += heads.query.size
+    match model.query_key_norm:
+        case "head":
+            layer += 2 * model.head_dim
+        case "projection":
+            layer += query + key_value
+        case None:
+            pass
     head = 0 if model.tie_word_embeddings else vocabulary.ids.size * hidden
-    return model.vocab_size * hidden + model.num_layers * layer + hidden + head
+    blocks = _block_weights(model, tp=tp)
+    return model.vocab_size * hidden + model.num_layers * layer + blocks + hidden + head
+
+
+def _block_weights(model: ModelConfig, *, tp: int) -> int:
+    """Return how many numbers the feed-forward blocks and experts of all layers have."""
+    hidden, inner = model.hidden_size, model.intermediate_size // tp
+    count = model.num_dense_layers() * (
+        3 * hidden * inner + (2 * inner + hidden if model.mlp_bias else 0)
+    )
+    experts = model.experts
+    if experts is None:
+        return count
+    inner = experts.intermediate_size // tp
+    one = hidden + 3 * hidden * inner  # its row of the router, its projections
+    if experts.has_bias:
+        one += 1 + 2 * inner + hidden
+    return count + sum(experts.layers) * experts.num_experts * one
+
+
+def weight_bytes(model: ModelConfig, *, tp: int, item_bytes: int, storage: Storage) -> int:
+    """Return the bytes of rank 0's weights, `item_bytes` a number where they are not quantised."""
+    products = rank_products(config_sizes(model), tp=tp)
+    dense = model.num_dense_layers()
+    layers = {"qkv": model.num_layers, "output": model.num_layers, "gate_up": dense, "down": dense}
+    saved = sum(
+        layers.get(shape.name, 0) * bytes_saved(storage, shape, item_bytes, model.quantization)
+        for shape in products
+    )
+    return weight_count(model, tp=tp) * item_bytes - saved
 
 
 def estimate_memory(
@@ -116,24 +154,35 @@ def estimate_memory(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     num_graphs: int,
+    storage: Storage = "none",
 ) -> MemoryPlan:
     """Return what rank 0 of `tp` will need, before anything is loaded.
 
-    `item_bytes` are those of a number in the model's dtype.
+    `item_bytes` are those of a number in the model's dtype, `storage` says how products keep their
+    weights.
     """
     heads = divide_heads(model.num_heads, model.num_kv_heads, rank=0, size=tp)
     query, key_value = heads.query.size * model.head_dim, heads.key_value.size * model.head_dim
-    # The feed-forward is where most is alive: residual, its input, gate and up, their product.
-    per_token = 2 * model.hidden_size + max(
-        3 * model.intermediate_size // tp, 2 * query + 2 * key_value
-    )
+    # The feed-forward is where most is alive: residual, its input, gate and up, their product; or
+    # for each expert of a token, its inner values and its part of the result.
+    blocks = [2 * query + 2 * key_value]
+    if model.num_dense_layers():
+        blocks.append(3 * model.intermediate_size // tp)
+    if model.experts is not None:
+        one = model.experts.intermediate_size // tp + model.hidden_size
+        blocks.append(model.experts.experts_per_token * one)
+    per_token = 2 * model.hidden_size + max(blocks)
     tokens = max(max_num_batched_tokens, max_num_seqs)
+    products = rank_products(config_sizes(model), tp=tp)[:-1]
+    # A weight in 4 bits is multiplied out for many rows.
+    largest = max(shape.outputs * shape.inputs for shape in products)
+    scratch = largest * item_bytes if storage == "int4" else 0
     logits = max_num_seqs * model.vocab_size * LOGIT_BYTES
     return MemoryPlan(
         total=total,
         utilization=utilization,
-        weights=weight_count(model, tp=tp) * item_bytes,
-        workspace=tokens * per_token * item_bytes + logits,
+        weights=weight_bytes(model, tp=tp, item_bytes=item_bytes, storage=storage),
+        workspace=tokens * per_token * item_bytes + logits + scratch,
         other=DRIVER_BYTES,
         graphs=graph_reserve(num_graphs, max_num_seqs, model.vocab_size),
         block_bytes=2 * model.num_layers * key_value * block_size * item_bytes,
@@ -145,6 +194,7 @@ def memory_table(
     *,
     tp: int,
     dtype: str,
+    quantization: str,
     block_size: int | None,
     utilization: float,
     max_num_batched_tokens: int,
@@ -167,6 +217,7 @@ def memory_table(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=num_seqs,
         num_graphs=max_num_graphs(num_seqs) if has_graphs else 0,
+        storage=choose_storage(quantization, model.quantization),
     )
     return plan.table().splitlines()
 

@@ -12,6 +12,7 @@ from protocol.errors import ConfigError
 from protocol.messages import EngineFacts
 from protocol.run_dir import RunDir
 from protocol.user_cache import user_cache_dir
+from worker.attention.base import LayerAttention
 from worker.attention.choice import AttentionChoice, build_attention, choose_attention
 from worker.attention.paged import PagedAttention
 from worker.config import WorkerConfig
@@ -34,6 +35,7 @@ from worker.model_runner import ModelRunner
 from worker.models.causal_lm import CausalLM
 from worker.parallel import OneRank, TensorParallel, join_ranks
 from worker.product_table import ProductTable, parse_table
+from worker.quantization import Storage, check_storage, choose_storage
 from worker.rendezvous import meet, share
 from worker.sampling_slots import SamplingSlots
 from worker.shard import HeadShards, divide_heads
@@ -62,6 +64,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     device = _device(config)
     dtype = _dtype(config, model_config, device)
     choice = _attention(config, model_config, dtype, device)
+    storage = _storage(config, model_config, dtype, device)
     heads = divide_heads(
         model_config.num_heads, model_config.num_kv_heads, rank=config.rank, size=config.tp
     )
@@ -89,13 +92,16 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         device=device,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
         products=products,
+        storage=storage,
     )
     if products is not None:
         products.warm()
     log.info(
-        "weights loaded bytes=%d seconds=%.1f gb_s=%.2f dtype=%s threads=%d",
-        *(report.num_bytes, report.seconds, report.num_bytes / report.seconds / 1e9),
-        *(str(dtype).removeprefix("torch."), threads),
+        "weights loaded bytes=%d seconds=%.1f read_bytes=%d read_seconds=%.2f gb_s=%.2f dtype=%s "
+        "quantization=%s threads=%d",
+        *(report.num_bytes, report.seconds, report.file_bytes, report.read_seconds),
+        report.file_bytes / report.read_seconds / 1e9,
+        *(str(dtype).removeprefix("torch."), storage, threads),
     )
     slots = _slots(config, device)
     # One more than there are: rows that only fill up a graph's bucket use the last.
@@ -108,7 +114,9 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     log.info(
         "cache blocks=%d block_size=%d bytes=%d", num_blocks, shape.block_size, cache.data.nbytes
     )
-    attention = build_attention(choice.name, cache, heads.query.size)
+    attention = build_attention(
+        choice.name, cache, heads.query.size, layer_attentions(model_config)
+    )
     num_host_blocks = int(config.swap_space_gib * 2**30) // shape.block_bytes(dtype)
     host_blocks = _host_blocks(cache, num_host_blocks) if num_host_blocks else None
     facts = EngineFacts(
@@ -138,6 +146,11 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     if cuda_sampler and isinstance(attention, PagedAttention) and not config.enforce_eager:
         runner.capture_graphs(attention, cuda_sampler.draw)
     return runner
+
+
+def layer_attentions(config: ModelConfig) -> tuple[LayerAttention, ...]:
+    """Return how each layer of a model attends."""
+    return tuple(LayerAttention(config.attention_scale, window) for window in config.windows)
 
 
 def _host_blocks(cache: KVCache, num_blocks: int) -> HostBlocks:
@@ -223,6 +236,20 @@ def _dtype(config: WorkerConfig, model: ModelConfig, device: torch.device) -> to
     return DTYPES[model.dtype if device.type == "cuda" else "float32"]
 
 
+def _storage(
+    config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Storage:
+    """Return how products keep their weights. Raises ConfigError for what a GPU cannot do."""
+    storage = choose_storage(config.quantization, model.quantization)
+    check_storage(
+        storage,
+        capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
+        dtype=str(dtype).removeprefix("torch."),
+        flag=config.quantization,
+    )
+    return storage
+
+
 def _attention(
     config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> AttentionChoice:
@@ -305,7 +332,7 @@ def _num_blocks(
     scratch = KVCache(shape, 0, dtype=dtype, device=device, layout=choice.layout)
     measured = measure_worst_step(
         model,
-        build_attention(choice.name, scratch, heads.query.size),
+        build_attention(choice.name, scratch, heads.query.size, layer_attentions(model_config)),
         scratch,
         cuda_sampler,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -112,7 +112,8 @@ def _hello(config: WorkerConfig, runner: StepRunner) -> Hello:
         epoch=config.process.epoch,
         fingerprint=fingerprint(
             config.model,
-            arithmetic=f"{config.load_format} {config.device} {config.dtype} {facts.back_end}",
+            arithmetic=f"{config.load_format} {config.device} {config.dtype} {config.quantization} "
+            f"{facts.back_end}",
             tp=config.tp,
             max_model_len=facts.max_model_len,
         ),

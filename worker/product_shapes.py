@@ -15,6 +15,7 @@ class DecoderSizes:
 
     hidden: int
     intermediate: int
+    """0 without a feed-forward block that is no expert"""
     heads: int
     kv_heads: int
     head_dim: int
@@ -35,7 +36,7 @@ def config_sizes(config: ModelConfig) -> DecoderSizes:
     """Return the sizes of a model."""
     return DecoderSizes(
         hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
+        intermediate=config.intermediate_size if config.num_dense_layers() else 0,
         heads=config.num_heads,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
@@ -49,10 +50,13 @@ def rank_products(sizes: DecoderSizes, *, tp: int, rank: int = 0) -> tuple[Produ
     part = divide(sizes.intermediate, rank=rank, size=tp).size
     vocabulary = divide_vocabulary(sizes.vocabulary, rank=rank, size=tp)
     query, key_value = heads.query.size, heads.key_value.size
+    feed_forward = (
+        ProductShape("gate_up", 2 * part, sizes.hidden),
+        ProductShape("down", sizes.hidden, part),
+    )
     return (
         ProductShape("qkv", (query + 2 * key_value) * sizes.head_dim, sizes.hidden),
         ProductShape("output", sizes.hidden, query * sizes.head_dim),
-        ProductShape("gate_up", 2 * part, sizes.hidden),
-        ProductShape("down", sizes.hidden, part),
+        *(feed_forward if part else ()),
         ProductShape("head", vocabulary.ids.size, sizes.hidden),
     )

@@ -1,62 +1,63 @@
 """Weights from safetensors files: one file, or shards named by an index.
 
-Before anything is read, every header is checked: sizes against the file, names for duplicates,
-the model's tensors for presence, shape and dtype. The library maps files into memory, and a file
-shorter than its header says would kill the process, not raise.
+Before anything is read, every header is checked (`worker.safetensors_header`), then the model's
+tensors for presence, shape and dtype. A rank reads its own part of each tensor only.
 """
 
-import json
-import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
 
 from protocol.errors import ModelFileError
-from worker.config_json import read_json
+from worker.json_object import read_json
+from worker.safetensors_header import StoredTensor, read_header
+from worker.tensor_reader import StoredPart, read_parts
 from worker.weights import Weight
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000
-MAX_TENSORS = 65_536
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 
-_DTYPES = ("F64", "F32", "F16", "BF16")
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+"""By the format's name."""
+_CODES = (torch.float8_e4m3fn, torch.int32, torch.uint8)
+"""What is not converted: codes, which whoever asked for them can read, and bytes of such."""
 _ROTARY_BUFFER = ".rotary_emb.inv_freq"
 """Old checkpoints carry the rotary frequencies, which follow from the config."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A tensor in a file's header."""
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-
-
 def load_safetensors(
-    directory: Path, weights: Sequence[Weight], *, ignored: frozenset[str]
-) -> None:
-    """Fill weights from a model directory. Raises ModelFileError naming file and tensor.
+    directory: Path, weights: Sequence[Weight], *, ignored: frozenset[str], threads: int
+) -> int:
+    """Fill weights from a model directory by some threads and return the bytes read.
 
-    `ignored` are tensors that the files may have although no weight wants them.
+    `ignored` are tensors that the files may have although no weight wants them. Raises
+    ModelFileError naming file and tensor.
     """
-    entries = _read_headers(_weight_files(directory))
-    wanted: dict[Path, list[Weight]] = {}
+    stored = read_headers(directory)
+    wanted: dict[Path, list[StoredPart]] = {}
     for weight in weights:
-        entry = entries.pop(weight.name, None)
-        if entry is None:
+        tensor = stored.get(weight.name)
+        if tensor is None:
             raise ModelFileError(f"{directory}: no file holds the tensor {weight.name}")
-        _check(weight, entry)
-        wanted.setdefault(entry.path, []).append(weight)
-    for name, entry in entries.items():
-        if name not in ignored and not name.endswith(_ROTARY_BUFFER):
-            raise ModelFileError(f"{entry.path}: the tensor {name} is not part of this model")
-    for path, weights_of_file in wanted.items():
-        _read(path, weights_of_file)
+        _check(weight, tensor)
+        wanted.setdefault(tensor.path, []).append(_part(weight, tensor))
+    unused = stored.keys() - {weight.name for weight in weights} - ignored
+    for name in sorted(unused):
+        if not name.endswith(_ROTARY_BUFFER):
+            raise ModelFileError(
+                f"{stored[name].path}: the tensor {name} is not part of this model"
+            )
+    return sum(read_parts(path, parts, threads=threads) for path, parts in wanted.items())
 
 
 def _weight_files(directory: Path) -> Mapping[Path, frozenset[str] | None]:
@@ -64,7 +65,7 @@ def _weight_files(directory: Path) -> Mapping[Path, frozenset[str] | None]:
     index_path = directory / INDEX_FILE
     if not index_path.exists():
         if not (directory / SINGLE_FILE).exists():
-            raise ModelFileError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+            raise _without_weights(directory)
         return {directory / SINGLE_FILE: None}
     weight_map = read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -81,93 +82,62 @@ def _weight_files(directory: Path) -> Mapping[Path, frozenset[str] | None]:
     return {directory / file_name: frozenset(names) for file_name, names in shards.items()}
 
 
-def _read_headers(files: Mapping[Path, frozenset[str] | None]) -> dict[str, _Entry]:
-    entries: dict[str, _Entry] = {}
-    for path, expected in files.items():
-        header = _read_header(path)
+def _without_weights(directory: Path) -> ModelFileError:
+    """Return the sentence about a directory without a file that can be read."""
+    names = sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED_SUFFIXES)
+    if not names:
+        return ModelFileError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+    return ModelFileError(
+        f"{directory} holds its weights as {names[0]}, which can run code when it is read and is "
+        "therefore not; convert it once, where you trust it, with transformers: "
+        f"AutoModelForCausalLM.from_pretrained({str(directory)!r}, "
+        f'dtype="auto").save_pretrained({str(directory)!r})'
+    )
+
+
+def read_headers(directory: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a model directory by name. Raises ModelFileError."""
+    tensors: dict[str, StoredTensor] = {}
+    for path, expected in _weight_files(directory).items():
+        header = read_header(path)
         if expected is not None:
             for name in sorted(expected - header.keys()):
                 raise ModelFileError(f"{path}: the index says it holds {name}, but it does not")
-        for name, entry in header.items():
-            if name in entries:
-                raise ModelFileError(f"{path}: the tensor {name} is also in {entries[name].path}")
-            entries[name] = entry
-    return entries
+        for name, tensor in header.items():
+            if name in tensors:
+                raise ModelFileError(f"{path}: the tensor {name} is also in {tensors[name].path}")
+            tensors[name] = tensor
+    return tensors
 
 
-def _read_header(path: Path) -> dict[str, _Entry]:
-    """Read a file's header and check that the file is exactly as long as it says."""
-    try:
-        if not path.is_file():
-            raise ModelFileError(f"{path} is missing or is not a regular file")
-        file_bytes = path.stat().st_size
-        with open(path, "rb") as file:
-            prefix = file.read(8)
-            size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
-            if size > min(MAX_HEADER_BYTES, file_bytes - 8):
-                raise ModelFileError(f"{path} is truncated or not a safetensors file")
-            header = json.loads(file.read(size), object_pairs_hook=_unique_names)
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path}: bad safetensors header: {error}") from error
-    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
-        raise ModelFileError(f"{path}: its header must be an object of at most {MAX_TENSORS}")
-    header.pop("__metadata__", None)
-    ends = [0]
-    entries: dict[str, _Entry] = {}
-    for name, description in header.items():
-        entries[name], end = _entry(path, name, description)
-        ends.append(end)
-    expected_bytes = 8 + size + max(ends)
-    if file_bytes != expected_bytes:
+def _check(weight: Weight, tensor: StoredTensor) -> None:
+    # A single number counts as a row of one.
+    if (tensor.shape or (1,)) != (weight.shape or (1,)):
         raise ModelFileError(
-            f"{path} is {file_bytes} bytes long; its header describes {expected_bytes}: it is "
-            "truncated or damaged"
-        )
-    return entries
-
-
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # The library takes the last of two tensors of one name without a word.
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{max(names, key=names.count)!r} appears twice")
-    return result
-
-
-def _entry(path: Path, name: str, description: object) -> tuple[_Entry, int]:
-    """Return a tensor's entry and the offset of its end in the data."""
-    match description:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(), int(end)]} if all(
-            isinstance(size, int) and 0 <= size < 1 << 40 for size in shape
-        ):
-            return _Entry(path, dtype, tuple(shape)), end
-        case _:
-            raise ModelFileError(f"{path}: the header's entry of tensor {name} is malformed")
-
-
-def _check(weight: Weight, entry: _Entry) -> None:
-    if entry.shape != weight.shape:
-        raise ModelFileError(
-            f"{entry.path}: the tensor {weight.name} has shape {list(entry.shape)}; "
+            f"{tensor.path}: the tensor {weight.name} has shape {list(tensor.shape)}; "
             f"config.json makes it {list(weight.shape)}"
         )
-    if entry.dtype not in _DTYPES:
+    wanted = weight.target.dtype
+    supported = [
+        name
+        for name, dtype in TORCH_DTYPES.items()
+        if (dtype == wanted if wanted in _CODES else dtype not in _CODES)
+    ]
+    if tensor.dtype not in supported:
         raise ModelFileError(
-            f"{entry.path}: the tensor {weight.name} is stored as {entry.dtype}; supported: "
-            f"{', '.join(_DTYPES)}"
+            f"{tensor.path}: the tensor {weight.name} is stored as {tensor.dtype}; supported: "
+            f"{', '.join(supported)}"
         )
 
 
-def _read(path: Path, weights: Iterable[Weight]) -> None:
-    try:
-        with safe_open(path, framework="pt") as file:
-            for weight in weights:
-                whole = file.get_slice(weight.name)
-                index = [slice(None)] * len(weight.shape)
-                index[weight.dim] = slice(weight.start, weight.end)
-                weight.target.copy_(whole[tuple(index)])
-    except SafetensorError as error:
-        raise ModelFileError(f"{path} cannot be read: {error}") from error
+def _part(weight: Weight, tensor: StoredTensor) -> StoredPart:
+    # A single number is read as a row of one.
+    return StoredPart(
+        name=weight.name,
+        offset=tensor.offset,
+        dtype=TORCH_DTYPES[tensor.dtype],
+        shape=tensor.shape or (1,),
+        dim=weight.dim,
+        start=weight.start,
+        target=weight.target if tensor.shape else weight.target.view(1),
+    )

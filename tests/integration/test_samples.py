@@ -3,30 +3,12 @@
 What they produce must be what requests of their own produce that share nothing.
 """
 
-from functools import partial
-
 import pytest
-import torch
 
-from protocol.columns import pack_int32, unpack_int32, unpack_int64
-from protocol.messages import AddSequence, EngineFacts, SamplingParams, StepResult
+from protocol.messages import SamplingParams
 from scheduler import prefix_finder
-from scheduler.policy import ThroughputPolicy
-from scheduler.scheduler import Scheduler
-from tests.worker.plain_kernels import PlainKernels
-from tests.worker.plan_builder import execute
-from tests.worker.thread_ranks import on_all, thread_ranks
-from tests.worker.tiny_models import CPU, save_llama
-from worker.attention.paged import PagedAttention, write_by_torch
-from worker.attention.torch_attention import TorchAttention
-from worker.kv_cache import KVCache, KVCacheShape, KVLayout
-from worker.model_files import read_model_config
-from worker.model_loading import load_model
-from worker.model_runner import ModelRunner
-from worker.sampling_slots import SamplingSlots
-from worker.shard import divide_heads
-from worker.sharded_sampler import ShardedSampler
-from worker.slot_sampler import TorchSlotSampler
+from tests.worker.core_engine import CoreEngine
+from tests.worker.tiny_models import save_llama
 
 PROMPT = [(7 * i + i * i) % 131 for i in range(22)]
 
@@ -38,97 +20,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
     return path
 
 
-class Engine:
-    """A scheduler and two ranks, in threads while they compute."""
-
-    def __init__(self, path, *, block_size, is_paged=False, prefix_key=None):
-        self.is_paged = is_paged
-        self.config = read_model_config(path)
-        self.facts = EngineFacts(
-            rank=0,
-            back_end="torch",
-            block_size=block_size,
-            num_blocks=256 // block_size,
-            slots=4,
-            max_model_len=64,
-            vocab_size=self.config.vocab_size,
-        )
-        self.scheduler = Scheduler(
-            self.facts,
-            ThroughputPolicy(64),
-            max_in_flight=1,
-            prefix_key=prefix_key,
-            max_waiting_requests=10,
-            max_waiting_tokens=1000,
-        )
-        self.ranks = on_all(partial(self._runner, path, rank) for rank in thread_ranks(2))
-        self.num_copies = 0
-
-    def _runner(self, path, group):
-        config, facts = self.config, self.facts
-        model, _ = load_model(
-            path, config, group=group, max_model_len=64, dtype=torch.float32, device=CPU
-        )
-        heads = divide_heads(
-            config.num_heads, config.num_kv_heads, rank=group.rank, size=group.size
-        )
-        shape = KVCacheShape(
-            num_layers=config.num_layers,
-            num_kv_heads=heads.key_value.size,
-            head_dim=config.head_dim,
-            block_size=facts.block_size,
-        )
-        layout = KVLayout.BLOCKS_FIRST if self.is_paged else KVLayout.HEADS_FIRST
-        cache = KVCache(shape, facts.num_blocks, dtype=torch.float32, device=CPU, layout=layout)
-        if self.is_paged:
-            attention = PagedAttention(cache, PlainKernels(), write_by_torch)
-        else:
-            cache.data[:, :, :, : facts.num_blocks] = float("nan")
-            attention = TorchAttention(cache, heads.query.size)
-        sampling = SamplingSlots(facts.slots + 1, config.vocab_size, CPU)
-        return ModelRunner(
-            model,
-            attention,
-            cache,
-            facts,
-            sampling=sampling,
-            sampler=TorchSlotSampler(sampling, ShardedSampler(config.vocab_size, group)),
-            tp=group.size,
-            min_rows=4,
-            device=CPU,
-        )
-
-    def generate(self, asked):
-        """Run (request, sample, params) on the prompt; return each one's tokens."""
-        outputs = {}
-        for request_id, sample, params in asked:
-            outputs[request_id, sample] = []
-            message = AddSequence(
-                request_id=request_id, sample=sample, prompt_ids=pack_int32(PROMPT), params=params
-            )
-            assert self.scheduler.add(b"frontend", message) == []
-        while (plan := self.scheduler.schedule()) is not None:
-            self.num_copies += len(plan.copies) // 8
-            output = on_all(partial(execute, rank, plan) for rank in self.ranks)[0]
-            result = StepResult(
-                step_id=plan.step_id,
-                digest=0,
-                tokens=output.tokens.tobytes(),
-                counts=output.counts.tobytes(),
-            )
-            for _, deltas in self.scheduler.commit(result):
-                tokens = iter(unpack_int32(deltas.token_ids))
-                for request_id, sample, count in zip(
-                    unpack_int64(deltas.requests),
-                    unpack_int32(deltas.samples),
-                    unpack_int32(deltas.counts),
-                    strict=True,
-                ):
-                    outputs[request_id, sample] += [next(tokens) for _ in range(count)]
-            self.scheduler.check_invariants()
-        return list(outputs.values())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("block_size", [4, 16, 64])
 @pytest.mark.parametrize("prefix_key", [None, b"key"])
@@ -138,17 +29,17 @@ def test_samples_are_those_of_requests_of_their_own(
 ):
     greedy = SamplingParams(temperature=0.0, seed=0, max_tokens=12)
     drawn = [SamplingParams(temperature=1.0, seed=seed, max_tokens=12) for seed in (5, 6, 7)]
-    alone = Engine(tiny, block_size=block_size, is_paged=is_paged)
+    alone = CoreEngine(tiny, block_size=block_size, is_paged=is_paged)
     one, *separate = alone.generate(
-        [(number, 0, params) for number, params in enumerate([greedy, *drawn])]
+        PROMPT, [(number, 0, params) for number, params in enumerate([greedy, *drawn])]
     )
     assert alone.num_copies == 0
     assert len({tuple(tokens) for tokens in separate}) == 3
 
     monkeypatch.setattr(prefix_finder, "WORTH_WAITING_TOKENS", 8)
-    shared = Engine(tiny, block_size=block_size, is_paged=is_paged, prefix_key=prefix_key)
-    assert shared.generate([(0, sample, greedy) for sample in range(3)]) == [one] * 3
-    assert shared.generate([(1, *each) for each in enumerate(drawn)]) == separate
+    shared = CoreEngine(tiny, block_size=block_size, is_paged=is_paged, prefix_key=prefix_key)
+    assert shared.generate(PROMPT, [(0, sample, greedy) for sample in range(3)]) == [one] * 3
+    assert shared.generate(PROMPT, [(1, *each) for each in enumerate(drawn)]) == separate
     assert shared.num_copies >= 2
     if prefix_key is None:
         assert shared.scheduler.counters.cached_tokens == 2 * 2 * 21

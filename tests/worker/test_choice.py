@@ -3,6 +3,7 @@ import torch
 
 from protocol.errors import ConfigError
 from tests.worker.plain_kernels import PlainKernels
+from worker.attention.base import LayerAttention
 from worker.attention.choice import (
     MOST_ROWS_OF_OUR_DECODE,
     AttentionChoice,
@@ -129,5 +130,5 @@ def test_our_decode_for_few_rows(block_size: int, most_few: int, built: list[str
         device=torch.device("cpu"),
         layout=KVLayout.BLOCKS_FIRST,
     )
-    build_attention("fa3", cache, 1)
+    build_attention("fa3", cache, 1, [LayerAttention(1.0, None)])
     assert names == built

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import ModelFileError
 from worker.config_json import read_config_json
-from worker.model_config import LinearScaling, Llama3Scaling
+from worker.rope_config import LinearScaling, Llama3Scaling, RopeConfig
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -39,13 +39,13 @@ def write(directory: Path, **changes: Any) -> Path:
 def test_old_style(tmp_path: Path):
     config = read_config_json(write(tmp_path, rope_theta=5e5, rope_scaling=LLAMA3))
     assert config.head_dim == 8
-    assert config.rope_theta == 5e5
-    assert config.rope_scaling == Llama3Scaling(
+    scaling = Llama3Scaling(
         factor=8.0,
         low_freq_factor=1.0,
         high_freq_factor=4.0,
         original_max_position_embeddings=128,
     )
+    assert config.ropes == (RopeConfig(theta=5e5, rotary_dim=8, scaling=scaling),) * 2
     assert config.dtype == "bfloat16"
     assert config.eos_token_ids == (2,)
     assert not config.tie_word_embeddings
@@ -55,14 +55,15 @@ def test_new_style(tmp_path: Path):
     rope = {"rope_theta": 1e5, "rope_type": "linear", "factor": 2.0}
     config = read_config_json(write(tmp_path, rope_parameters=rope, dtype="float16", head_dim=16))
     assert config.head_dim == 16
-    assert (config.rope_theta, config.rope_scaling) == (1e5, LinearScaling(factor=2.0))
+    scaling = LinearScaling(factor=2.0)
+    assert config.ropes[0] == RopeConfig(theta=1e5, rotary_dim=16, scaling=scaling)
     assert config.dtype == "float16"
 
 
 def test_defaults(tmp_path: Path):
     config = read_config_json(write(tmp_path, num_key_value_heads=None, eos_token_id=None))
     assert config.num_kv_heads == 4
-    assert (config.rope_theta, config.rope_scaling) == (10_000.0, None)
+    assert config.ropes[0] == RopeConfig(theta=10_000.0, rotary_dim=8)
     assert config.eos_token_ids == ()
 
 
@@ -99,7 +100,7 @@ def test_generation_config_adds_eos_ids(tmp_path: Path):
         ({"rms_norm_eps": -1}, ["rms_norm_eps"]),
         ({"max_position_embeddings": 10**12}, ["max_position_embeddings"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "silu"]),
-        ({"rope_scaling": {"type": "yarn", "factor": 2}}, ["type", "yarn", "llama3"]),
+        ({"rope_scaling": {"type": "mrope"}}, ["rope_scaling.type", "mrope", "llama3"]),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, ["rope factor", "above 0"]),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, ["low_freq_factor"]),
         ({"rope_theta": 10**400}, ["rope_theta", "finite"]),
@@ -107,6 +108,8 @@ def test_generation_config_adds_eos_ids(tmp_path: Path):
         ({"eos_token_id": "2"}, ["eos_token_id"]),
         ({"torch_dtype": "int8"}, ["torch_dtype", "bfloat16"]),
         ({"use_sliding_window": True}, ["use_sliding_window", "false"]),
+        ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping", "left out"]),
+        ({"logits_scaling": 8.0}, ["logits_scaling", "left out or 1"]),
         ({"attention_bias": 1}, ["attention_bias", "true or false"]),
     ],
 )

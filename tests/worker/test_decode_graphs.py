@@ -19,6 +19,7 @@ from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
+from worker.model_setup import layer_attentions
 from worker.parallel import OneRank
 from worker.sampling_slots import SamplingSlots
 from worker.sharded_sampler import ShardedSampler
@@ -74,7 +75,7 @@ def make_runner(path: Path, *, with_graphs: bool) -> ModelRunner:
         max_model_len=640,
         vocab_size=config.vocab_size,
     )
-    attention = PagedAttention(cache, PlainKernels(), write_by_torch)
+    attention = PagedAttention(cache, PlainKernels(), write_by_torch, layer_attentions(config))
     sampling = SamplingSlots(facts.slots + 1, config.vocab_size, CPU)
     sampler = TorchSlotSampler(sampling, ShardedSampler(config.vocab_size, OneRank()))
     runner = ModelRunner(

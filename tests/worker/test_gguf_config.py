@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 from protocol.errors import ModelFileError
 from worker.gguf_config import gguf_config
 from worker.gguf_file import GgufHeader, GgufTensor
-from worker.model_config import LinearScaling
+from worker.rope_config import LinearScaling, YarnScaling
 
 HEADER = GgufHeader(
     path=Path("model.gguf"),
@@ -44,7 +45,7 @@ def test_what_follows_from_what():
     assert config.bos_token_id is None
     assert config.dtype == "bfloat16"
     assert not config.tie_word_embeddings
-    assert not config.attention_bias
+    assert not config.qkv_bias
 
 
 def test_vocabulary_is_what_the_embedding_has():
@@ -63,9 +64,89 @@ def test_qwen3():
     assert config.head_dim == 16
 
 
+def gemma3(**changes: Any) -> GgufHeader:
+    keys = {
+        "block_count": 7,
+        "attention.key_length": 16,
+        "attention.sliding_window": 512,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0,
+    } | changes
+    metadata = {key.replace("llama.", "gemma3."): value for key, value in HEADER.metadata.items()}
+    metadata |= {"general.architecture": "gemma3"}
+    metadata |= {f"gemma3.{key}": value for key, value in keys.items() if value is not None}
+    return replace(HEADER, metadata=metadata)
+
+
+def test_gemma3_as_most_files_leave_it_to_the_reader():
+    config = gguf_config(gemma3())
+    assert config.architecture == "Gemma3ForCausalLM"
+    assert config.windows == (512,) * 5 + (None, 512)
+    thetas = [(rope.theta, rope.scaling) for rope in config.ropes if rope is not None]
+    assert thetas[4:6] == [(10_000.0, None), (10_000.0, LinearScaling(factor=8.0))]
+    assert config.attention_scale == 16**-0.5
+    assert config.embedding_multiplier == 32**0.5
+    assert (config.norm_offset, config.activation) == (1.0, "gelu_tanh")
+
+
+def test_gemma3_as_some_files_say_it():
+    header = gemma3(
+        **{"attention.sliding_window_pattern": 3, "rope.freq_base_swa": 5e3, "rope.freq_base": 1e6}
+    )
+    config = gguf_config(header)
+    assert config.windows == (512, 512, None) * 2 + (512,)
+    assert [rope.theta for rope in config.ropes if rope is not None][1:3] == [5e3, 1e6]
+
+
+def test_gemma3_27b_scales_scores_by_another_size():
+    config = gguf_config(gemma3(block_count=62))
+    assert config.attention_scale == 8**-0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention.sliding_window": None}, ["sliding_window is None", "integer"]),
+        ({"attention.sliding_window": 0}, ["sliding_window is 0"]),
+        ({"attention.sliding_window_pattern": (True,)}, ["pattern", "each of 7 layers"]),
+        ({"attention.sliding_window_pattern": 0}, ["pattern is 0", "above 0"]),
+    ],
+)
+def test_bad_windows(changes: dict[str, Any], words: list[str]):
+    with pytest.raises(ModelFileError) as error:
+        gguf_config(gemma3(**changes))
+    for word in ["model.gguf", *words]:
+        assert word in str(error.value)
+
+
+def test_qwen2_has_biases():
+    metadata = {key.replace("llama.", "qwen2."): value for key, value in HEADER.metadata.items()}
+    metadata |= {"general.architecture": "qwen2"}
+    with pytest.raises(ModelFileError, match=r"blk\.0\.attn_q\.bias is missing"):
+        gguf_config(replace(HEADER, metadata=metadata))
+    tensors = {f"blk.0.attn_{name}.bias": GgufTensor((32,), 0, 0) for name in "qkv"}
+    config = gguf_config(replace(HEADER, metadata=metadata, tensors=tensors))
+    assert (config.architecture, config.qkv_bias) == ("Qwen2ForCausalLM", True)
+
+
+def test_yarn_scaling():
+    header = changed(
+        llama__rope__scaling__type="yarn",
+        llama__rope__scaling__factor=4.0,
+        llama__rope__scaling__original_context_length=64,
+    )
+    rope = gguf_config(header).ropes[0]
+    assert rope is not None
+    assert rope.scaling == YarnScaling(
+        factor=4.0,
+        original_max_position_embeddings=64,
+        attention_factor=0.1 * math.log(4.0) + 1.0,
+    )
+
+
 def test_linear_scaling():
     header = changed(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0)
-    assert gguf_config(header).rope_scaling == LinearScaling(factor=4.0)
+    assert [rope.scaling for rope in gguf_config(header).ropes] == [LinearScaling(factor=4.0)] * 2
 
 
 @pytest.mark.parametrize(
@@ -80,7 +161,11 @@ def test_linear_scaling():
         ({"llama__rope__dimension_count": 4}, ["dimension_count", "head size, 8"]),
         ({"llama__attention__value_length": 16}, ["value_length", "head size, 8"]),
         ({"llama__expert_count": 8}, ["expert_count", "mixtures"]),
-        ({"llama__rope__scaling__type": "yarn"}, ["scaling.type", "none or linear"]),
+        ({"llama__rope__scaling__type": "longrope"}, ["scaling.type", "none, linear or yarn"]),
+        (
+            {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0},
+            ["original_context_length is None", "integer"],
+        ),
         ({"llama__attention__layer_norm_rms_epsilon": "x"}, ["epsilon", "number"]),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from protocol.errors import ModelFileError
 from worker.gguf_config import read_gguf_config
 from worker.gguf_file import GgufTensor, read_gguf_header
-from worker.model_config import FactorScaling
+from worker.rope_config import FactorScaling
 
 
 def write(path: Path, *, factors: bool = False, architecture: str = "llama") -> Path:
@@ -57,7 +57,7 @@ def test_config(tmp_path: Path):
     assert config.architecture == "LlamaForCausalLM"
     assert (config.vocab_size, config.hidden_size, config.num_layers) == (40, 32, 2)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 8)
-    assert (config.rope_theta, config.rope_scaling) == (5000.0, None)
+    assert [(rope.theta, rope.scaling) for rope in config.ropes] == [(5000.0, None)] * 2
     assert config.tie_word_embeddings
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
     assert config.dtype == "float16"
@@ -65,12 +65,12 @@ def test_config(tmp_path: Path):
 
 def test_frequency_factors(tmp_path: Path):
     config = read_gguf_config(write(tmp_path / "model.gguf", factors=True))
-    assert config.rope_scaling == FactorScaling(factors=(1.0, 1.0, 2.0, 8.0))
+    assert config.ropes[0].scaling == FactorScaling(factors=(1.0, 1.0, 2.0, 8.0))
 
 
 def test_unsupported_architecture(tmp_path: Path):
     path = write(tmp_path / "model.gguf", architecture="gpt2")
-    with pytest.raises(ModelFileError, match="gpt2 is not supported; supported: llama"):
+    with pytest.raises(ModelFileError, match="gpt2, which is not supported; supported: llama"):
         read_gguf_config(path)
 
 

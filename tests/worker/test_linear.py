@@ -33,10 +33,27 @@ def test_prepared_product_equals_plain(dtype: torch.dtype, bias: bool, rows: int
 
 def test_preparing_gives_the_weight_back():
     linear, _ = make(torch.float32, bias=False)
-    assert isinstance(linear._product, PlainProduct)
     linear.prepare()
     assert isinstance(linear._product, OneDnnProduct)
     assert linear.weight.numel() == 0
+
+
+def test_a_weight_takes_memory_when_asked_for():
+    linear = Linear(40, 24, bias=False, dtype=torch.float32, device=CPU)
+    assert linear._weight is None
+    with torch.inference_mode():
+        weight = linear.weight
+    assert weight.shape == (24, 40)
+    assert not weight.is_inference()
+    assert linear.weight is weight
+
+
+def test_what_onednn_cannot_multiply_is_torchs():
+    linear = Linear(4, 3, bias=False, dtype=torch.float64, device=CPU)
+    linear.weight.fill_(1.0)
+    linear.prepare()
+    assert isinstance(linear._product, PlainProduct)
+    assert linear(torch.ones(2, 4, dtype=torch.float64)).tolist() == [[4.0] * 3] * 2
 
 
 def test_a_tied_weight_stays_with_its_owner():

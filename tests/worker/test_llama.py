@@ -9,7 +9,7 @@ import torch
 
 from tests.worker.plan_builder import make_join
 from tests.worker.tiny_models import SIZES, Stepper, reference_logits, save_llama
-from worker.model_config import SUPPORTED_ARCHITECTURES
+from worker.families import SUPPORTED_ARCHITECTURES
 from worker.models import ARCHITECTURES
 
 LLAMA3 = {
@@ -80,7 +80,7 @@ def test_chunked_prefill(tiny, sizes: list[int]):
 
 
 def test_long_chunks_go_in_tiles(tiny, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("worker.attention.torch_attention._TILE_ROWS", 8)
+    monkeypatch.setattr("worker.attention.torch_tiles._TILE_ROWS", 8)
     path, reference = tiny
     tokens = text(60)
     stepper = Stepper(path)

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from protocol.errors import ConfigError
+from tests.worker.quantized_models import awq, save_quantized
 from tests.worker.thread_ranks import thread_ranks
 from tests.worker.tiny_models import CPU, save_llama, save_qwen3
+from worker.layers.linear import Linear
 from worker.memory_plan import (
     DRIVER_BYTES,
     GRAPH_BYTES,
@@ -15,13 +17,16 @@ from worker.memory_plan import (
     MemoryPlan,
     estimate_memory,
     graph_reserve,
+    weight_bytes,
     weight_count,
 )
 from worker.model_files import read_model_config
 from worker.models import ARCHITECTURES
 from worker.parallel import OneRank
+from worker.quantizing import quantize_to_fp8
 
 GIB = 1 << 30
+AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "group_size": 32}
 
 
 def plan(*, utilization: float = 0.5, weights: int = 18 * GIB) -> MemoryPlan:
@@ -50,7 +55,7 @@ def test_nothing_left():
 
 def test_table():
     assert plan().table().splitlines() == [
-        "weights               18.00 GiB  --dtype, --tp",
+        "weights               18.00 GiB  --dtype, --quantization, --tp",
         "step's tensors         1.00 GiB  --max-num-batched-tokens",
         "CUDA graphs            1.00 GiB  --max-num-seqs, --enforce-eager",
         "driver and others      1.00 GiB",
@@ -78,6 +83,44 @@ def test_as_many_weights_as_the_model_has(tmp_path: Path, save, tp: int):
     )
     numbers = sum(weight.target.numel() for weight in model.weights())
     assert weight_count(config, tp=tp) == numbers
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_as_many_bytes_as_the_model_has(tmp_path: Path, tp: int):
+    # The product `down` of a rank of two has 40 inputs, no multiple of 16.
+    save_llama(tmp_path, intermediate_size=80, num_attention_heads=4)
+    config = read_model_config(tmp_path)
+    model = ARCHITECTURES[config.architecture](
+        config,
+        group=OneRank() if tp == 1 else thread_ranks(tp)[0],
+        max_model_len=32,
+        dtype=torch.bfloat16,
+        device=CPU,
+    )
+    whole = sum(weight.target.nbytes for weight in model.weights())
+    assert weight_bytes(config, tp=tp, item_bytes=2, storage="none") == whole
+    quantize_to_fp8(model)
+    saved = 0
+    for module in model.layers.modules():
+        if isinstance(module, Linear) and module.is_quantized:
+            weight = module._quantized
+            saved += weight.codes.numel() - weight.scales.nbytes
+    assert saved > 0
+    assert weight_bytes(config, tp=tp, item_bytes=2, storage="fp8") == whole - saved
+
+
+def test_four_bits_need_scratch_for_many_rows(tmp_path: Path):
+    save_quantized(tmp_path, awq(32), AWQ)
+    sizes = {"tp": 1, "item_bytes": 2, "block_size": 16, "total": GIB, "utilization": 0.9}
+    sizes |= {"max_num_batched_tokens": 64, "max_num_seqs": 4, "num_graphs": 0}
+    config = read_model_config(tmp_path)
+    plain = estimate_memory(config, storage="none", **sizes)
+    four = estimate_memory(config, storage="int4", **sizes)
+    assert four.workspace == plain.workspace + 2 * 64 * 2 * 192  # gate and up
+    assert plain.weights - four.weights == 2 * sum(
+        outputs * (2 * inputs - inputs // 2 - 3 * inputs // 32)
+        for outputs, inputs in ((128, 64), (64, 64), (384, 64), (64, 192))
+    )
 
 
 def test_estimate(tmp_path: Path):

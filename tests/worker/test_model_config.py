@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import ModelFileError
-from worker.model_config import FactorScaling, ModelConfig, merge_token_ids
+from worker.model_config import ModelConfig, merge_token_ids
+from worker.rope_config import RopeConfig
 
 SMOL = ModelConfig(
     source=Path("config.json"),
@@ -18,12 +19,22 @@ SMOL = ModelConfig(
     num_kv_heads=3,
     head_dim=64,
     rms_norm_eps=1e-5,
-    rope_theta=100_000.0,
-    rope_scaling=None,
+    norm_offset=0.0,
+    query_key_norm=None,
+    num_norms=2,
+    ropes=(RopeConfig(theta=100_000.0, rotary_dim=64),) * 30,
+    windows=(None,) * 30,
+    attention_scale=0.125,
     max_position_embeddings=8192,
     tie_word_embeddings=True,
-    attention_bias=False,
+    qkv_bias=False,
+    output_bias=False,
     mlp_bias=False,
+    activation="silu",
+    embedding_multiplier=1.0,
+    residual_multiplier=1.0,
+    logits_divisor=1.0,
+    experts=None,
     bos_token_id=1,
     eos_token_ids=(2,),
     dtype="bfloat16",
@@ -48,13 +59,14 @@ def test_legal_tp_sizes(sizes: dict[str, int], expected: tuple[int, ...]):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architecture": "MambaForCausalLM"}, ["MambaForCausalLM", "supported: Llama"]),
         ({"num_kv_heads": 10}, ["num_key_value_heads is 10", "1 to 9"]),
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps is nan"]),
-        ({"rope_theta": 0.0}, ["rope_theta is 0.0"]),
+        ({"attention_scale": float("nan")}, ["attention scale is nan"]),
+        ({"logits_divisor": 0.0}, ["logits divisor is 0.0", "above 0"]),
+        ({"windows": (8,) * 29 + (0,)}, ["sliding_window is 0"]),
+        ({"ropes": (RopeConfig(theta=0.0, rotary_dim=64),) * 30}, ["rope_theta is 0.0"]),
+        ({"head_dim": 32}, ["rotary part of a head is 64", "2 to 32"]),
         ({"bos_token_id": -1}, ["bos_token_id is -1", "0 to 49151"]),
-        ({"rope_scaling": FactorScaling(factors=(1.0,) * 31)}, ["rope factors", "32 numbers"]),
-        ({"rope_scaling": FactorScaling(factors=(0.0,) * 32)}, ["rope factor", "above 0"]),
     ],
 )
 def test_bad_values(changes: dict[str, Any], words: list[str]):

@@ -19,6 +19,7 @@ from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
+from worker.model_setup import layer_attentions
 from worker.parallel import OneRank, TensorParallel
 from worker.runner import StepOutput
 from worker.sampling_slots import SamplingSlots
@@ -59,7 +60,7 @@ class Driver:
         sampling = SamplingSlots(9, config.vocab_size, CPU)
         self.runner = ModelRunner(
             self.model,
-            TorchAttention(self.cache, heads.query.size),
+            TorchAttention(self.cache, heads.query.size, layer_attentions(config)),
             self.cache,
             self.facts,
             sampling=sampling,

@@ -7,10 +7,12 @@ import torch
 from protocol.errors import ConfigError, ModelFileError
 from protocol.lifecycle import ProcessConfig
 from tests.worker.plan_builder import execute, make_join, make_plan
+from tests.worker.quantized_models import awq, save_quantized
 from tests.worker.tiny_models import save_llama
 from worker.config import WorkerConfig
 from worker.model_setup import build_model_runner, num_threads
 
+AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "group_size": 32}
 PROCESS = ProcessConfig(run_dir="unused")
 
 
@@ -76,3 +78,17 @@ def test_each_rank_has_its_share_of_the_cores_or_a_warning(
     config = WorkerConfig(process=PROCESS, model="m", **flags)
     assert num_threads(config, torch.device(device)) == threads
     assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+
+
+def test_products_in_fewer_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    save_quantized(tmp_path, awq(32), AWQ)
+    arguments = {"process": PROCESS, "model": str(tmp_path), "num_blocks": 4, "threads": 1}
+    with pytest.raises(ConfigError, match="--quantization fp8 is not for a checkpoint in 4 bits"):
+        build_model_runner(WorkerConfig(**arguments, quantization="fp8"))
+    for flag, storage in (("auto", "int4"), ("none", "none")):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            runner = build_model_runner(WorkerConfig(**arguments, quantization=flag))
+        assert f"quantization={storage} " in caplog.text
+        plan = make_plan(1, joins=[make_join(0, [1], [0])], chunks=[(0, 0, 1, 1)])
+        assert execute(runner, plan).counts.tolist() == [1]

@@ -17,6 +17,7 @@ from worker.layers.linear import fewest_rows
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
+from worker.model_setup import layer_attentions
 from worker.parallel import OneRank
 from worker.sampling_slots import SamplingSlots
 from worker.sharded_sampler import ShardedSampler
@@ -82,7 +83,7 @@ def our_tokens(path: Path) -> list[list[int]]:
     sampling = SamplingSlots(5, config.vocab_size, CPU)
     runner = ModelRunner(
         model,
-        TorchAttention(cache, config.num_heads),
+        TorchAttention(cache, config.num_heads, layer_attentions(config)),
         cache,
         facts,
         sampling=sampling,

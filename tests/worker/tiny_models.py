@@ -15,7 +15,9 @@ from worker.batch import BatchBuilder
 from worker.kv_cache import KVCache, KVCacheShape
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
+from worker.model_setup import layer_attentions
 from worker.parallel import OneRank, TensorParallel
+from worker.quantization import Storage
 from worker.shard import divide_heads
 from worker.slots import SlotTable
 
@@ -81,11 +83,18 @@ class Stepper:
         block_size: int = 4,
         num_blocks: int = 64,
         dtype=torch.float32,
+        storage: Storage = "none",
     ) -> None:
         config = read_model_config(path)
         group = group or OneRank()
         self.model, self.report = load_model(
-            path, config, group=group, max_model_len=96, dtype=dtype, device=CPU
+            path,
+            config,
+            group=group,
+            max_model_len=96,
+            dtype=dtype,
+            device=CPU,
+            storage=storage,
         )
         heads = divide_heads(
             config.num_heads, config.num_kv_heads, rank=group.rank, size=group.size
@@ -99,7 +108,7 @@ class Stepper:
         self.cache = KVCache(shape, num_blocks, dtype=dtype, device=CPU)
         # What a cache that has been in use may hold where nobody has written yet.
         self.cache.data[:, :, :, :num_blocks] = float("nan")
-        self.attention = TorchAttention(self.cache, heads.query.size)
+        self.attention = TorchAttention(self.cache, heads.query.size, layer_attentions(config))
         self.table = SlotTable(
             slots=8,
             num_blocks=num_blocks,

@@ -15,11 +15,24 @@ from worker.layers.head_norm import HeadNorm
 from worker.layers.rotary import Rotation
 
 
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """How one layer attends; known when a back end is built."""
+
+    scale: float
+    """What products of queries and keys are multiplied by before the softmax."""
+    window: int | None
+    """How many tokens a row sees, itself included, the newest ones; None: its whole context."""
+
+    def __post_init__(self) -> None:
+        assert self.window is None or self.window >= 1, "a row sees itself at least"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectedHeads:
     """One layer's queries, keys and values as their product made them, and what is still to do.
 
-    Queries and keys are to be normalised, where the model does that, and rotated, in place. It is
+    Queries and keys are to be normalised and rotated in place, where the model does that. It is
     left to the back end because it can be one with the write to the cache.
     """
 
@@ -28,7 +41,11 @@ class ProjectedHeads:
     num_heads: int
     num_kv_heads: int
     head_norm: HeadNorm | None
-    rotation: Rotation
+    rotation: Rotation | None
+    """None: this layer does not rotate."""
+    sinks: Tensor | None = None
+    """[heads] float32, or None: one more logit a query head in the softmax's denominator, of no
+    value. Weights then add up to less than 1: a head can attend to nothing much."""
 
     @property
     def query(self) -> Tensor:
@@ -46,7 +63,8 @@ class ProjectedHeads:
         rotated = self.heads[:, : self.num_heads + self.num_kv_heads]
         if self.head_norm is not None:
             self.head_norm.normalize_(rotated)
-        self.rotation.turn_(rotated)
+        if self.rotation is not None:
+            self.rotation.turn_(rotated)
 
 
 class StepAttention(Protocol):

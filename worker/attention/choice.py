@@ -5,12 +5,13 @@ makes the same one and a test can ask for all of them.
 """
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from protocol.errors import ConfigError
+from worker.attention.base import LayerAttention
 from worker.attention.by_rows import KernelsByRows
 from worker.attention.paged import KVWriter, PagedAttention, PagedKernels, write_by_torch
 from worker.attention.torch_attention import TorchAttention
@@ -167,11 +168,13 @@ def _obstacle_to_ours(capability: tuple[int, int], dtype: torch.dtype, head_dim:
     return None
 
 
-def build_attention(name: str, cache: KVCache, num_heads: int) -> TorchAttention | PagedAttention:
-    """Return the back end of this name over a cache of its layout."""
+def build_attention(
+    name: str, cache: KVCache, num_heads: int, layers: Sequence[LayerAttention]
+) -> TorchAttention | PagedAttention:
+    """Return the back end of this name over a cache of its layout, for layers that attend so."""
     if name == "torch":
-        return TorchAttention(cache, num_heads)
-    return PagedAttention(cache, _kernels(name, cache, num_heads), _writer(cache))
+        return TorchAttention(cache, num_heads, layers)
+    return PagedAttention(cache, _kernels(name, cache, num_heads), _writer(cache), layers)
 
 
 def _writer(cache: KVCache) -> KVWriter:

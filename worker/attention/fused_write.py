@@ -9,15 +9,15 @@ from worker.kernels.heads import prepare_heads
 
 def write_fused(projected: ProjectedHeads, cache: LayerCache, cache_positions: Tensor) -> None:
     """`KVWriter` of a GPU."""
-    norm = projected.head_norm
+    norm, rotation = projected.head_norm, projected.rotation
     prepare_heads(
         projected.heads,
-        projected.rotation.cos,
-        projected.rotation.sin,
+        None if rotation is None else rotation.cos,
+        None if rotation is None else rotation.sin,
         num_heads=projected.num_heads,
         num_kv_heads=projected.num_kv_heads,
-        query_weight=None if norm is None else norm.weight[0],
-        key_weight=None if norm is None else norm.weight[1],
+        query_weight=None if norm is None else norm.gain[0],
+        key_weight=None if norm is None else norm.gain[1],
         eps=0.0 if norm is None else norm.eps,
         keys=cache.keys,
         values=cache.values,

@@ -10,7 +10,7 @@ One program takes one row and keeps it in registers between its sum of squares a
 every number crosses memory once. A row is short, so many programs fit on a multiprocessor and hide
 each other's wait for memory.
 
-The sum is rounded to the residual's dtype, what is normalised to the weight's, once.
+The sum is rounded to the residual's dtype, what is normalised to the asked one, once.
 """
 
 import torch
@@ -25,25 +25,27 @@ _NUMBERS_PER_THREAD = 8
 """16 bytes of a 16-bit dtype: the widest load a thread has."""
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x²) + eps) · weight in the weight's dtype.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """Return x / sqrt(mean(x²) + eps) · weight in a dtype.
 
     [rows, hidden] of any float type, [hidden] -> [rows, hidden]
     """
     assert x.is_contiguous(), "rows lie side by side"
-    normed = torch.empty_like(x, dtype=weight.dtype)
+    normed = torch.empty_like(x, dtype=dtype)
     _launch(x, x, weight, normed, eps, adds=False)
     return normed
 
 
-def add_rms_norm(delta: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(
+    delta: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> Tensor:
     """Add `delta` to `residual` in place; return the sum normalised as `rms_norm` does.
 
     All [rows, hidden], the weight [hidden]. The residual may be float32 where the others are not.
     """
     assert delta.is_contiguous(), "rows lie side by side"
     assert residual.is_contiguous(), "rows lie side by side"
-    normed = torch.empty_like(residual, dtype=weight.dtype)
+    normed = torch.empty_like(residual, dtype=dtype)
     _launch(delta, residual, weight, normed, eps, adds=True)
     return normed
 

@@ -1,4 +1,4 @@
-"""Token ids to vectors."""
+"""Token ids to vectors, in some models scaled."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -6,12 +6,22 @@ from torch import Tensor, nn
 
 
 class Embedding(nn.Module):
-    """A table of one vector per token id. [rows] -> [rows, hidden]"""
+    """A table of one vector per token id, times `scale`. [rows] -> [rows, hidden]
+
+    The scale is rounded to the table's dtype first, as models were trained with it.
+    """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        scale: float = 1.0,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
+        self._scale = float(torch.tensor(scale, dtype=dtype))
         self.weight: Tensor = nn.Parameter(
             torch.empty(vocab_size, hidden_size, dtype=dtype, device=device), requires_grad=False
         )
@@ -19,4 +29,5 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the vectors of the tokens."""
-        return F.embedding(tokens, self.weight)
+        vectors = F.embedding(tokens, self.weight)
+        return vectors if self._scale == 1.0 else vectors.mul_(self._scale)

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation of every query and key head, as Qwen3 does before rotation."""
+"""Root-mean-square normalisation of every query and key head before rotation."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class HeadNorm(nn.Module):
-    """Each head x / sqrt(mean(x²) + eps) · weight, with one weight for queries and one for keys.
+    """Each head x / sqrt(mean(x²) + eps) · (offset + weight), the weights of queries and of keys.
 
     Queries and keys lie side by side and are done together, in place. On CPU by the head's length,
     for the reason that `worker.layers.norm` gives.
@@ -21,6 +21,7 @@ class HeadNorm(nn.Module):
         head_dim: int,
         eps: float,
         *,
+        offset: float = 0.0,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -29,6 +30,9 @@ class HeadNorm(nn.Module):
             torch.empty(2, head_dim, dtype=dtype, device=device), requires_grad=False
         )
         """[2, head_dim]: of queries, of keys."""
+        self.offset = offset
+        self.gain: Tensor = self.weight.data
+        """[2, head_dim], offset + weight once prepared; float32 where there is an offset."""
         self._counts = (num_heads, num_kv_heads)
         self._shape = (head_dim,)
         self.eps = eps
@@ -42,12 +46,18 @@ class HeadNorm(nn.Module):
             length = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=torch.float32)
             heads.div_(length.hypot_(self._floor)).mul_(self._scales)
         else:
-            torch.mul(F.rms_norm(heads, self._shape, None, self.eps), self._scales, out=heads)
+            normed = F.rms_norm(heads, self._shape, None, self.eps)
+            if self.offset:
+                heads.copy_(normed * self._scales)
+            else:
+                torch.mul(normed, self._scales, out=heads)
 
     def prepare(self) -> None:
         """Spread the weights over the heads, now that they have their values. Called once."""
+        if self.offset:
+            self.gain = self.weight.float() + self.offset
         counts = torch.tensor(self._counts, device=self.weight.device)
-        scales = self.weight.repeat_interleave(counts, dim=0)
+        scales = self.gain.repeat_interleave(counts, dim=0)
         if self.weight.device.type == "cpu":
             # |x| = rms(x) · sqrt(head_dim)
             scales = scales.float() * math.sqrt(self._shape[0])

@@ -9,6 +9,8 @@ Three products, chosen when weights are in place (`Linear.prepare`):
 - on a GPU that has been measured, what `worker.tuned_products` chooses by the number of rows.
 - `PlainProduct` everywhere else: torch's own.
 
+A weight that is quantised (`Linear.quantize`) brings a product of its own.
+
 The oneDNN operators are those that torch's own compiler emits for frozen CPU models.
 """
 
@@ -27,6 +29,14 @@ class Product(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x · weightᵀ + bias."""
+        ...
+
+
+class QuantizedWeight(Protocol):
+    """A weight, [out, in], in fewer bits than the model's dtype."""
+
+    def product(self, bias: Tensor | None, out_dtype: torch.dtype) -> Product:
+        """Return the product with it. Called once; the product keeps what it needs."""
         ...
 
 
@@ -111,57 +121,109 @@ class Linear(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         out_dtype: torch.dtype | None = None,
+        keeps_dtype: bool = False,
     ) -> None:
-        """`out_dtype` is that of the product where it is not the weight's (`multiply`)."""
+        """`out_dtype` is that of the product where it is not the weight's (`multiply`).
+
+        A product that `keeps_dtype` is never quantised.
+        """
         super().__init__()
-        self.weight: Tensor = nn.Parameter(
-            torch.empty(out_features, in_features, dtype=dtype, device=device),
-            requires_grad=False,
-        )
-        """[out, in]; empty once `prepare` has moved it elsewhere."""
+        self.in_features = in_features
+        self.out_features = out_features
+        self.keeps_dtype = keeps_dtype
         self.bias: Tensor | None = (
             nn.Parameter(torch.empty(out_features, dtype=dtype, device=device), requires_grad=False)
             if bias
             else None
         )
         """[out]"""
+        self.dtype = dtype
+        self.device = device
         self._out_dtype = out_dtype or dtype
-        self._product: Product = PlainProduct(self.weight, self.bias, self._out_dtype)
+        self._weight: Tensor | None = None
+        self._quantized: QuantizedWeight | None = None
+        self._product: Product | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in]; empty once it is quantised, or `prepare` has moved it elsewhere.
+
+        It takes memory when first asked for, which nobody does whose checkpoint is quantised.
+        """
+        if self._weight is None:
+            # Whoever asks first may be in inference mode; the weight is to be an ordinary tensor.
+            with torch.inference_mode(False):
+                self._weight = torch.empty(
+                    self.out_features, self.in_features, dtype=self.dtype, device=self.device
+                )
+        return self._weight
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it has a quantised weight."""
+        return self._quantized is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x · weightᵀ + bias."""
+        if self._product is None:
+            return multiply(x, self.weight, self.bias, self._out_dtype)
         return self._product(x)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> bool:
-        """Add the product to a residual, [rows, out], if that is one operation; say whether it is.
+    def add_to(self, residual: Tensor, x: Tensor, scale: float = 1.0) -> bool:
+        """Add product · scale to a residual, [rows, out], if that is one operation; say if it is.
 
         It is on a GPU for many rows: cuBLAS adds while it writes, and the sum is rounded once. Few
-        rows have kernels of their own, and leave the addition to the norm that follows.
+        rows have kernels of their own, and leave the addition to the norm that follows; so do
+        quantised weights.
         """
         if not x.is_cuda or self.bias is not None or len(x) < ADDS_FROM_ROWS:
             return False
-        torch.addmm(residual, x, self.weight.t(), out=residual)
+        if self._quantized is not None:
+            return False
+        torch.addmm(residual, x, self.weight.t(), alpha=scale, out=residual)
         return True
 
     def tie(self, weight: Tensor) -> None:
         """Use another module's weight, [out, in], until prepared."""
-        assert weight.shape == self.weight.shape, "a tied weight has the shape of its own"
-        self.weight = weight
-        self._product = PlainProduct(weight, self.bias, self._out_dtype)
+        assert weight.shape == (self.out_features, self.in_features), "a tied weight's shape"
+        # Not as a parameter of this module, which could not be replaced by a plain tensor later.
+        self._weight = weight.detach()
+
+    def defer(self) -> None:
+        """Have a weight without memory, whose views say where values belong."""
+        self._weight = torch.empty(
+            self.out_features, self.in_features, dtype=self.dtype, device="meta"
+        )
+
+    def allocate(self) -> None:
+        """Have a weight with memory again, after `defer`."""
+        self._weight = None
+
+    def quantize(self, weight: QuantizedWeight) -> None:
+        """Use a quantised weight, [out, in], in place of its own, whose memory is given back."""
+        assert not self.keeps_dtype, "this product is not to be quantised"
+        self._quantized = weight
+        self._empty_weight()
 
     def prepare(self, products: ProductChoice | None = None) -> None:
         """Choose the product, now that the weight has its values. Called once, after loading.
 
-        `products` has the first say.
+        `products` has the first say, but for a quantised weight.
         """
-        chosen = None
-        if products is not None:
-            chosen = products.choose(self.weight, self.bias, self._out_dtype)
-        if chosen is not None:
-            self._product = chosen
+        if self._quantized is not None:
+            self._product = self._quantized.product(self.bias, self._out_dtype)
             return
+        if products is not None:
+            self._product = products.choose(self.weight, self.bias, self._out_dtype)
+            if self._product is not None:
+                return
         # oneDNN refuses a product without outputs, which a rank without tokens has.
-        if len(self.weight) and runs_on_onednn(self.weight.device, self.weight.dtype):
+        if self.out_features and runs_on_onednn(self.device, self.dtype):
             self._product = OneDnnProduct(self.weight, self.bias)
             # The reordered copy is all that is needed; an embedding tied to it has its own.
-            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+            self._empty_weight()
+        else:
+            self._product = PlainProduct(self.weight, self.bias, self._out_dtype)
+
+    def _empty_weight(self) -> None:
+        self._weight = torch.empty(0, dtype=self.dtype, device=self.device)

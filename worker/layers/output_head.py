@@ -36,6 +36,7 @@ class OutputHead(nn.Module):
             dtype=dtype,
             device=device,
             out_dtype=torch.float32 if device.type == "cuda" else dtype,
+            keeps_dtype=True,
         )
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -1,13 +1,24 @@
-"""Rotary position embedding, in the half-split layout of Hugging Face's Llama.
+"""Rotary position embedding (RoPE), in the half-split layout of Hugging Face's Llama.
 
-A head is two halves (a, b); pair i, (a_i, b_i), is turned by the angle position · f_i:
+The part of a head that turns is its first `rotary_dim` numbers, in most models all. It is two
+halves (a, b); pair i, (a_i, b_i), is turned by the angle position · f_i:
 
     a' = a · cos − b · sin        b' = b · cos + a · sin
 
-With the sines of the first half negated, that is head · cos + swap(head) · sin, where swap
+With the sines of the first half negated, that is part · cos + swap(part) · sin, where swap
 exchanges the halves: three operations for queries and keys together. Cosines and sines come from
-one table, made in float32 and stored in the model's dtype, from which a step takes its rows once
-for all layers.
+one table, made in float32, multiplied by the scaling's attention factor if it has one, and stored
+in the model's dtype. A step takes its rows from there once for all layers.
+
+Two scalings depend on how long a sequence is. transformers recomputes their frequencies when a
+sequence outgrows what they were for. Our keys lie rotated in the cache and are shared by sequences
+of all lengths, so frequencies may never change; they are chosen once, by the longest sequence that
+the engine takes (`--max-model-len`):
+
+    dynamic     the base that a sequence of just that length would have
+    longrope    the long factors if that length exceeds the original context, else the short ones
+
+So a LongRoPE model that is only to serve short contexts is the more exact for being told so.
 """
 
 import math
@@ -16,22 +27,58 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from worker.model_config import FactorScaling, LinearScaling, Llama3Scaling, RopeScaling
+from worker.rope_config import (
+    DynamicScaling,
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    YarnScaling,
+)
 
 
-def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Return the frequencies f_i, radians a position. [head_dim / 2], float32"""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = 1.0 / (theta**exponents)
-    match scaling:
+def inverse_frequencies(rope: RopeConfig, max_positions: int) -> Tensor:
+    """Return the frequencies f_i for sequences of up to `max_positions` tokens.
+
+    In radians a position. [rotary_dim / 2], float32. Scalings as in transformers'
+    `modeling_rope_utils`.
+    """
+    match rope.scaling:
         case None:
-            return frequencies
+            return _plain(rope.rotary_dim, rope.theta)
         case LinearScaling(factor=factor):
-            return frequencies / factor
+            return _plain(rope.rotary_dim, rope.theta) / factor
         case FactorScaling(factors=factors):
-            return frequencies / torch.tensor(factors)
-        case Llama3Scaling():
-            return _llama3(frequencies, scaling)
+            return _plain(rope.rotary_dim, rope.theta) / torch.tensor(factors)
+        case DynamicScaling() as scaling:
+            base = _dynamic_base(rope.theta, rope.rotary_dim, scaling, max_positions)
+            return _plain(rope.rotary_dim, base)
+        case Llama3Scaling() as scaling:
+            return _llama3(_plain(rope.rotary_dim, rope.theta), scaling)
+        case YarnScaling() as scaling:
+            return _yarn(_plain(rope.rotary_dim, rope.theta), rope, scaling)
+        case LongRopeScaling() as scaling:
+            is_long = max_positions > scaling.original_max_position_embeddings
+            factors = scaling.long_factors if is_long else scaling.short_factors
+            return _plain(rope.rotary_dim, rope.theta) / torch.tensor(factors)
+
+
+def _plain(rotary_dim: int, base: float) -> Tensor:
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
+    return 1.0 / (base**exponents)
+
+
+def _dynamic_base(
+    theta: float, rotary_dim: int, scaling: DynamicScaling, max_positions: int
+) -> float:
+    """Raise the base so that the slowest pair turns no further than it did in training.
+
+    The quickest pair keeps its frequency, and those between are stretched the more the slower.
+    """
+    growth = max(max_positions / scaling.original_max_position_embeddings, 1.0)
+    stretch = scaling.factor * growth - (scaling.factor - 1.0)
+    return theta * math.pow(stretch, rotary_dim / (rotary_dim - 2))
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -46,19 +93,43 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     return kept * frequencies + (1.0 - kept) * (frequencies / scaling.factor)
 
 
+def _yarn(frequencies: Tensor, rope: RopeConfig, scaling: YarnScaling) -> Tensor:
+    """Stretch the pairs that turn slowly, as `_llama3` does, with a ramp linear in their index.
+
+    turns in the original context: ∞ ──── beta_fast ════════ beta_slow ──── 0
+                             index: 0 kept │ low  interpolated  high │ divided
+    """
+    low = _index_of_turns(scaling.beta_fast, rope, scaling)
+    high = _index_of_turns(scaling.beta_slow, rope, scaling)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    width = high - low if high != low else 0.001
+    divided = ((torch.arange(len(frequencies)).float() - low) / width).clamp(0.0, 1.0)
+    return (1.0 - divided) * frequencies + divided * (frequencies / scaling.factor)
+
+
+def _index_of_turns(turns: float, rope: RopeConfig, scaling: YarnScaling) -> float:
+    """Return the index, not whole, of the pair that turns this often in the original context."""
+    wavelength = scaling.original_max_position_embeddings / turns
+    return rope.rotary_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(rope.theta))
+
+
 @dataclass(frozen=True, slots=True)
 class Rotation:
     """The angles of a step's rows, shared by all layers."""
 
     cos: Tensor
-    """[rows, 1, head_dim]"""
+    """[rows, 1, rotary_dim]"""
     sin: Tensor
-    """[rows, 1, head_dim], negated in the first half."""
+    """[rows, 1, rotary_dim], negated in the first half."""
 
     def turn_(self, heads: Tensor) -> None:
-        """Rotate heads in place. [rows, heads, head_dim]"""
-        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-        heads.mul_(self.cos).addcmul_(swapped, self.sin)
+        """Rotate the first `rotary_dim` numbers of heads in place. [rows, heads, head_dim]"""
+        rotary_dim = self.cos.shape[-1]
+        part = heads if rotary_dim == heads.shape[-1] else heads[..., :rotary_dim]
+        swapped = part.roll(rotary_dim // 2, dims=-1)
+        part.mul_(self.cos).addcmul_(swapped, self.sin)
 
 
 class Rotary(nn.Module):
@@ -66,9 +137,7 @@ class Rotary(nn.Module):
 
     def __init__(
         self,
-        head_dim: int,
-        theta: float,
-        scaling: RopeScaling | None,
+        rope: RopeConfig,
         *,
         max_positions: int,
         dtype: torch.dtype,
@@ -76,8 +145,11 @@ class Rotary(nn.Module):
     ) -> None:
         super().__init__()
         positions = torch.arange(max_positions, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(head_dim, theta, scaling))
+        angles = torch.outer(positions, inverse_frequencies(rope, max_positions))
         cos, sin = angles.cos(), angles.sin()
+        if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
+            cos.mul_(rope.scaling.attention_factor)
+            sin.mul_(rope.scaling.attention_factor)
         self._cos = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(device, dtype)
 

@@ -9,9 +9,10 @@ from worker.shard import divide
 
 
 class RowParallelLinear(nn.Module):
-    """x · weightᵀ + bias, of which each rank has a part of x. [rows, in / size] -> [rows, out]
+    """(x · weightᵀ + bias) · scale, of which each rank has a part of x.
 
-    `in_features` counts the inputs of all ranks, whose number must divide it. Rank 0 adds the bias.
+    [rows, in / size] -> [rows, out]. `in_features` counts the inputs of all ranks, whose number
+    must divide it. Rank 0 adds the bias.
     """
 
     def __init__(
@@ -20,12 +21,14 @@ class RowParallelLinear(nn.Module):
         out_features: int,
         *,
         bias: bool,
+        scale: float = 1.0,
         group: TensorParallel,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
         self._group = group
+        self._scale = scale
         self.has_bias = bias
         self.inputs = divide(in_features, rank=group.rank, size=group.size)
         self.product = Linear(
@@ -38,13 +41,14 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the whole product on every rank."""
-        return self._group.all_reduce(self.product(x))
+        whole = self._group.all_reduce(self.product(x))
+        return whole if self._scale == 1.0 else whole.mul_(self._scale)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor | None:
         """Return what the residual, [rows, out], still lacks of the product: all, or None if none.
 
         A rank alone may add it in the product itself (`Linear.add_to`).
         """
-        if self._group.size == 1 and self.product.add_to(residual, x):
+        if self._group.size == 1 and self.product.add_to(residual, x, self._scale):
             return None
         return self.forward(x)

@@ -7,8 +7,12 @@ import torch
 
 from worker.model_config import ModelConfig
 from worker.models.causal_lm import CausalLM
+from worker.models.gemma3 import build_gemma3
+from worker.models.gpt_oss import build_gpt_oss
 from worker.models.llama import build_llama
-from worker.models.qwen3 import build_qwen3
+from worker.models.olmo2 import build_olmo2
+from worker.models.phi3 import build_phi3
+from worker.models.qwen3_moe import build_qwen3_moe
 from worker.parallel import TensorParallel
 
 
@@ -30,6 +34,15 @@ class ModelBuilder(Protocol):
 
 ARCHITECTURES: Mapping[str, ModelBuilder] = {
     "LlamaForCausalLM": build_llama,
-    "Qwen3ForCausalLM": build_qwen3,
+    "MistralForCausalLM": build_llama,
+    "Qwen2ForCausalLM": build_llama,
+    "Qwen3ForCausalLM": build_llama,
+    "SmolLM3ForCausalLM": build_llama,
+    "GraniteForCausalLM": build_llama,
+    "Phi3ForCausalLM": build_phi3,
+    "Olmo2ForCausalLM": build_olmo2,
+    "Gemma3ForCausalLM": build_gemma3,
+    "Qwen3MoeForCausalLM": build_qwen3_moe,
+    "GptOssForCausalLM": build_gpt_oss,
 }
-"""Its keys are `worker.model_config.SUPPORTED_ARCHITECTURES`."""
+"""Its keys are `worker.families.SUPPORTED_ARCHITECTURES`."""

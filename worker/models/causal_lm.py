@@ -1,14 +1,23 @@
-"""The decoder that Llama and Qwen3 share: pre-norm layers, rotary positions, gated feed-forward.
+"""A whole decoder: embedding, the layers that its family makes, last norm, logits.
 
-Models differ in what they hand in as attention (`worker.models.llama`, `worker.models.qwen3`). The
-residual is added inside the norm that follows. Logits are computed only for rows that sample.
+What a new family must bring:
 
-Of few rows the residual is float32, whatever the model's dtype: rounded to bfloat16 after each
-layer's two additions, it is where most of the error of a token's logits comes from. Many rows
-would pay for that in bandwidth; their products add to the residual in place (`Linear.add_to`).
+1. a reader of its config.json, and its name, in `worker.families`: every field that changes what
+   is computed is read into `ModelConfig` or refused;
+2. a builder, named in `worker.models`: that of Llama where `ModelConfig` says all that differs,
+   else one in a module of its own, with a layer of its own if need be (`DecoderLayer`);
+3. its row in tests/worker/models/families.py, which holds it to transformers and makes its line of
+   docs/models.md;
+4. its name and tensors in `worker.gguf_config` and `worker.gguf_weights`, if it has GGUF files.
+
+Logits are computed only for rows that sample. Of few rows the residual is float32, whatever the
+model's dtype: rounded to bfloat16 after each layer's two additions, it is where most of the error
+of a token's logits comes from. Many rows would pay for that in bandwidth; their products add to the
+residual in place (`Linear.add_to`).
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,76 +29,43 @@ from worker.layers.norm import RMSNorm
 from worker.layers.output_head import OutputHead
 from worker.layers.rotary import Rotary, Rotation
 from worker.model_config import ModelConfig
-from worker.models.feed_forward import FeedForward
-from worker.models.self_attention import SelfAttention
 from worker.parallel import TensorParallel
 from worker.shard import divide_vocabulary
 from worker.weights import Weight, norm_weight, stacked_weights
 
 
-class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind its norm."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        attention: SelfAttention,
-        *,
-        group: TensorParallel,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.attention_norm = RMSNorm(size, eps, dtype=dtype, device=device)
-        self.attention = attention
-        self.feed_forward_norm = RMSNorm(size, eps, dtype=dtype, device=device)
-        self.feed_forward = FeedForward(
-            size,
-            config.intermediate_size,
-            bias=config.mlp_bias,
-            group=group,
-            dtype=dtype,
-            device=device,
-        )
+@runtime_checkable
+class DecoderLayer(Protocol):
+    """One layer of a model, an `nn.Module`. Each family has its own or takes `PreNormLayer`."""
 
     def forward(
         self,
         delta: Tensor | None,
         residual: Tensor,
-        rotation: Rotation,
+        rotation: Rotation | None,
         attention: StepAttention,
         wanted: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """Return what is still to be added to the residual, None if nothing is, and the residual.
 
         `delta` is the same of the layer before. Both [rows, hidden]; the results are those of the
-        `wanted` rows, [n] int64, if not of all.
+        `wanted` rows, [n] int64, if not of all. The residual may be changed in place, and is
+        float32 where rows are few; `delta` has the model's dtype.
         """
-        normed, residual = self.attention_norm.add(delta, residual)
-        attended = self.attention(normed, rotation, attention)
-        if wanted is not None:
-            attended = attended.index_select(0, wanted)
-            residual = residual.index_select(0, wanted)
-        delta = self.attention.output.add(attended, residual)
-        normed, residual = self.feed_forward_norm.add(delta, residual)
-        return self.feed_forward(normed, residual), residual
+        ...
 
     def weights(self, prefix: str) -> Iterator[Weight]:
         """Yield where each checkpoint tensor goes."""
-        yield norm_weight(self.attention_norm, f"{prefix}input_layernorm")
-        yield from self.attention.weights(f"{prefix}self_attn.")
-        yield norm_weight(self.feed_forward_norm, f"{prefix}post_attention_layernorm")
-        yield from self.feed_forward.weights(f"{prefix}mlp.")
+        ...
 
 
 class CausalLM(nn.Module):
-    """A whole model on one rank, given each layer's attention. Empty until loaded (`weights`)."""
+    """A whole model on one rank, given its layers. Empty until loaded (`weights`)."""
 
     def __init__(
         self,
         config: ModelConfig,
-        attentions: Sequence[SelfAttention],
+        layers: Sequence[nn.Module],
         *,
         group: TensorParallel,
         max_model_len: int,
@@ -98,21 +74,28 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = Embedding(
-            config.vocab_size, config.hidden_size, dtype=dtype, device=device
-        )
-        self.rotary = Rotary(
-            config.head_dim,
-            config.rope_theta,
-            config.rope_scaling,
-            max_positions=max_model_len,
+            config.vocab_size,
+            config.hidden_size,
+            scale=config.embedding_multiplier,
             dtype=dtype,
             device=device,
         )
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, attention, group=group, dtype=dtype, device=device)
-            for attention in attentions
+        ropes = [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
+        self.rotaries = nn.ModuleList(
+            Rotary(rope, max_positions=max_model_len, dtype=dtype, device=device) for rope in ropes
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self._rotary_of_layer = [
+            None if rope is None else ropes.index(rope) for rope in config.ropes
+        ]
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(
+            config.hidden_size,
+            config.rms_norm_eps,
+            offset=config.norm_offset,
+            dtype=dtype,
+            device=device,
+        )
+        self._logits_divisor = config.logits_divisor
         vocabulary = divide_vocabulary(config.vocab_size, rank=group.rank, size=group.size)
         self.output = OutputHead(config.hidden_size, vocabulary, dtype=dtype, device=device)
         self._is_tied = config.tie_word_embeddings
@@ -133,15 +116,16 @@ class CausalLM(nn.Module):
         With `wanted`, [n] int64, only those of these rows, [n, hidden]: once the last layer has
         attended, nobody needs the others, which in a step of long chunks are nearly all.
         """
-        rotation: Rotation = self.rotary(positions)
+        turns: list[Rotation] = [rotary(positions) for rotary in self.rotaries]
+        rotations = [None if index is None else turns[index] for index in self._rotary_of_layer]
         residual: Tensor = self.embedding(tokens)
         if len(tokens) < ADDS_FROM_ROWS:
             residual = residual.float()
         delta: Tensor | None = None
         *before, last = self.layers
-        for layer in before:
+        for layer, rotation in zip(before, rotations[:-1], strict=True):
             delta, residual = layer(delta, residual, rotation, attention)
-        delta, residual = last(delta, residual, rotation, attention, wanted)
+        delta, residual = last(delta, residual, rotations[-1], attention, wanted)
         return residual if delta is None else residual.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -150,7 +134,7 @@ class CausalLM(nn.Module):
         [n, hidden] -> [n, width], the same width on every rank (`worker.shard.VocabularyShard`).
         """
         scores: Tensor = self.output(self.norm(hidden))
-        return scores
+        return scores if self._logits_divisor == 1.0 else scores.div_(self._logits_divisor)
 
     def weights(self) -> Iterator[Weight]:
         """Yield every tensor the checkpoint must have, and where this rank wants it."""

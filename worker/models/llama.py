@@ -1,12 +1,19 @@
-"""Llama: the shared decoder with plain attention over grouped KV heads."""
+"""Llama, and every family that differs from it only in what `ModelConfig` says.
+
+Mistral    layers may attend to a window
+Qwen2      q, k and v have biases; later layers may attend to a window
+Qwen3      queries and keys are normalised head by head
+SmolLM3    some layers do not rotate
+Granite    embedding, residual, scores and logits are scaled
+"""
 
 import torch
 
 from worker.model_config import ModelConfig
 from worker.models.causal_lm import CausalLM
-from worker.models.self_attention import SelfAttention
+from worker.models.parts import config_attention, config_feed_forward
+from worker.models.pre_norm import PreNormLayer
 from worker.parallel import TensorParallel
-from worker.shard import divide_heads
 
 
 def build_llama(
@@ -17,22 +24,18 @@ def build_llama(
     dtype: torch.dtype,
     device: torch.device,
 ) -> CausalLM:
-    """Return a rank's part of a Llama, its weights still empty."""
-    heads = divide_heads(config.num_heads, config.num_kv_heads, rank=group.rank, size=group.size)
-    attentions = [
-        SelfAttention(
-            layer,
+    """Return a rank's part of such a model, its weights still empty."""
+    layers = [
+        PreNormLayer(
             config.hidden_size,
-            heads,
-            config.head_dim,
-            bias=config.attention_bias,
-            head_norm=None,
-            group=group,
+            config.rms_norm_eps,
+            config_attention(config, layer, group=group, dtype=dtype, device=device),
+            config_feed_forward(config, group=group, dtype=dtype, device=device),
             dtype=dtype,
             device=device,
         )
         for layer in range(config.num_layers)
     ]
     return CausalLM(
-        config, attentions, group=group, max_model_len=max_model_len, dtype=dtype, device=device
+        config, layers, group=group, max_model_len=max_model_len, dtype=dtype, device=device
     )

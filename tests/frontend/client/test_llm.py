@@ -76,6 +76,7 @@ def test_every_argument_reaches_the_launcher(launched):
         "tp": 2,
         "device": "cpu",
         "dtype": "float32",
+        "quantization": "none",
         "frontends": 3,
         "max_model_len": 512,
         "block_size": 4,

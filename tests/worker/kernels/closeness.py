@@ -16,6 +16,12 @@ DTYPES = [
 ]
 
 
+def gpu_only(test):
+    """Mark a test that needs a GPU."""
+    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    return pytest.mark.gpu(skip(test))
+
+
 def assert_as_close(result, plain, exact):
     """Fail if `result` is more than twice as far from `exact`, float64, as `plain` is."""
     assert result.shape == plain.shape == exact.shape

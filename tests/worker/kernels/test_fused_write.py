@@ -7,20 +7,22 @@ from worker.attention.base import ProjectedHeads
 from worker.attention.paged import LayerCache, write_by_torch
 from worker.layers.head_norm import HeadNorm
 from worker.layers.rotary import Rotary
+from worker.rope_config import RopeConfig
 
 write_fused = pytest.importorskip("worker.attention.fused_write").write_fused
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 6, 2, 64
+ROPE = RopeConfig(theta=1e4, rotary_dim=HEAD_DIM)
 
 
-@pytest.mark.parametrize("has_norm", [False, True])
-def test_same_as_by_torch(device: torch.device, has_norm: bool):
+@pytest.mark.parametrize(("has_norm", "rotates"), [(False, True), (True, True), (True, False)])
+def test_same_as_by_torch(device: torch.device, has_norm: bool, rotates: bool):
     torch.manual_seed(0)
     norm = None
     if has_norm:
         norm = HeadNorm(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, 1e-6, dtype=torch.float32, device=device)
         norm.weight.copy_(torch.randn(2, HEAD_DIM))
         norm.prepare()
-    rotary = Rotary(HEAD_DIM, 1e4, None, max_positions=50, dtype=torch.float32, device=device)
+    rotary = Rotary(ROPE, max_positions=50, dtype=torch.float32, device=device)
     rotation = rotary(torch.tensor([3, 7, 9, 11, 20], device=device))
     heads = torch.randn(5, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, device=device)
     written = []
@@ -31,7 +33,7 @@ def test_same_as_by_torch(device: torch.device, has_norm: bool):
             num_heads=NUM_HEADS,
             num_kv_heads=NUM_KV_HEADS,
             head_norm=norm,
-            rotation=rotation,
+            rotation=rotation if rotates else None,
         )
         # The last row is padding: it is finished, but goes nowhere.
         write(projected, LayerCache(*pools), torch.tensor([5, 40, 63, 17], device=device))
@@ -44,7 +46,7 @@ def test_same_as_by_torch(device: torch.device, has_norm: bool):
 @pytest.mark.parametrize("write", ["torch", "fused"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_what_is_not_finite_is_cached_as_the_largest_number(device, write: str, dtype: torch.dtype):
-    rotary = Rotary(HEAD_DIM, 1e4, None, max_positions=9, dtype=dtype, device=device)
+    rotary = Rotary(ROPE, max_positions=9, dtype=dtype, device=device)
     heads = torch.ones(2, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, dtype=dtype, device=device)
     heads[0, NUM_HEADS, 0] = float("nan")
     heads[0, -1, 1:4] = torch.tensor([float("nan"), float("inf"), float("-inf")])

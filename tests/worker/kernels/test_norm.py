@@ -36,7 +36,7 @@ def make(shape, dtype, device):
 def test_alone(shape, dtype, device):
     x, _, weight = make(shape, dtype, device)
     before = x.clone()
-    result = rms_norm(x, weight, EPS)
+    result = rms_norm(x, weight, EPS, weight.dtype)
     assert_as_close(result, plain(x, weight), exact(x, weight))
     assert torch.equal(x, before)
 
@@ -46,7 +46,7 @@ def test_alone(shape, dtype, device):
 def test_after_adding(shape, dtype, device):
     delta, residual, weight = make(shape, dtype, device)
     total = residual + delta
-    result = add_rms_norm(delta, residual, weight, EPS)
+    result = add_rms_norm(delta, residual, weight, EPS, weight.dtype)
     assert torch.equal(residual, total)
     assert_as_close(result, plain(total, weight), exact(total, weight))
 
@@ -57,8 +57,8 @@ def test_of_a_residual_in_float32(shape, dtype, device):
     delta, residual, weight = make(shape, dtype, device)
     residual = residual.float() * 1.0009765625  # of which the dtype has no such number
     total = residual + delta
-    alone = rms_norm(total, weight, EPS)
-    result = add_rms_norm(delta, residual, weight, EPS)
+    alone = rms_norm(total, weight, EPS, weight.dtype)
+    result = add_rms_norm(delta, residual, weight, EPS, weight.dtype)
     assert torch.equal(residual, total)
     assert torch.equal(result, alone)
     assert_as_close(result, plain(total.to(dtype), weight), exact(total, weight))
@@ -68,11 +68,11 @@ def test_of_a_residual_in_float32(shape, dtype, device):
 def test_rows_of_zeros_and_of_tiny_numbers_stay_finite(dtype, device):
     x = torch.zeros(2, 576, dtype=dtype, device=device)
     x[1] = torch.finfo(dtype).tiny
-    result = rms_norm(x, torch.ones(576, dtype=dtype, device=device), EPS)
+    result = rms_norm(x, torch.ones(576, dtype=dtype, device=device), EPS, dtype)
     assert result.isfinite().all()
     assert not result[0].any()
 
 
 def test_no_rows(device):
     x = torch.empty(0, 576, device=device)
-    assert rms_norm(x, torch.ones(576, device=device), EPS).shape == (0, 576)
+    assert rms_norm(x, torch.ones(576, device=device), EPS, torch.float32).shape == (0, 576)

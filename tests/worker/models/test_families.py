@@ -1,0 +1,54 @@
+"""Every family against transformers: logits, and tokens through the scheduler's core."""
+
+import pytest
+
+from protocol.messages import SamplingParams
+from tests.worker.core_engine import CoreEngine
+from tests.worker.models.families import FAMILIES, NUM_TOKENS, TP_SIZES, Family
+from tests.worker.models.harness import assert_equal_to_transformers, save_family
+from tests.worker.tiny_models import reference_logits
+from worker.families import SUPPORTED_ARCHITECTURES
+from worker.memory_plan import weight_count
+from worker.model_files import read_model_config
+from worker.models import ARCHITECTURES
+
+PROMPT = [(7 * i + i * i) % 131 for i in range(40)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.model_type)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    family: Family = request.param
+    path = tmp_path_factory.mktemp(family.model_type)
+    return family, path, save_family(family, path)
+
+
+def test_every_architecture_has_a_row():
+    assert {family.architecture for family in FAMILIES} == set(ARCHITECTURES)
+    assert set(SUPPORTED_ARCHITECTURES) == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("size", TP_SIZES)
+def test_logits(saved, size: int):
+    _, path, reference = saved
+    assert_equal_to_transformers(path, reference, size)
+
+
+def test_greedy_tokens(saved):
+    """Prompts in chunks of at most 16 tokens, and a second one that begins as the first does."""
+    _, path, reference = saved
+    engine = CoreEngine(
+        path, block_size=4, tp=1, max_model_len=128, max_tokens=16, prefix_key=b"key"
+    )
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    for number, prompt in enumerate((PROMPT, [*PROMPT[:30], *PROMPT[:7]])):
+        (tokens,) = engine.generate(prompt, [(number, 0, params)])
+        assert len(tokens) == NUM_TOKENS
+        logits = reference_logits(reference, [*prompt, *tokens])
+        assert tokens == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    assert engine.scheduler.counters.cached_tokens == 28
+
+
+def test_what_is_estimated_is_what_is_held(saved):
+    _, path, reference = saved
+    config = read_model_config(path)
+    assert weight_count(config, tp=1) == sum(p.numel() for p in reference.parameters())
