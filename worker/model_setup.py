@@ -136,7 +136,8 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         sampler=cuda_sampler
         or TorchSlotSampler(sampling, ShardedSampler(model_config.vocab_size, group)),
         tp=config.tp,
-        min_rows=fewest_rows(device, dtype),
+        # Rows that only fill up a step would have experts read that no other row needs.
+        min_rows=fewest_rows(device, dtype) if model_config.experts is None else 1,
         device=device,
         host_blocks=host_blocks,
     )
