@@ -80,7 +80,10 @@ def _without_weights(directory: Path) -> ModelFileError:
     """Return the sentence about a directory without a file that can be read."""
     names = sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED_SUFFIXES)
     if not names:
-        return ModelFileError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+        return ModelFileError(
+            f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}; weights in other forms "
+            "than safetensors and GGUF are not read"
+        )
     return ModelFileError(
         f"{directory} holds its weights as {names[0]}, which can run code when it is read and is "
         "therefore not; convert it once, where you trust it, with transformers: "
