@@ -42,6 +42,8 @@ class Family:
     """A model people run: its name, query heads, KV heads, intermediate size."""
     norm_mean: float = 1.0
     """Around which the tiny model's norm weights are drawn."""
+    embedding_scale: float = 1.0
+    """What the model multiplies embeddings by; the tiny one's are divided by it: layers count."""
     gguf: str | None = None
     """GGUF's name of the architecture, where such files are read."""
     on_gpu: bool = False
@@ -130,9 +132,9 @@ FAMILIES = (
             "residual_multiplier": 0.22,
             "attention_multiplier": 0.3,
             "logits_scaling": 8.0,
-            "tie_word_embeddings": True,
             "attention_bias": True,
         },
+        embedding_scale=12.0,
     ),
     Family(
         architecture="Gemma3ForCausalLM",
@@ -142,6 +144,7 @@ FAMILIES = (
         example=("Gemma-3-1B", 4, 1, 6_912),
         config={
             "sliding_window": 9,
+            "tie_word_embeddings": False,
             "head_dim": 12,
             "query_pre_attn_scalar": 20,
             "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
@@ -151,6 +154,7 @@ FAMILIES = (
             },
         },
         norm_mean=0.0,
+        embedding_scale=48**0.5,
     ),
 )
 

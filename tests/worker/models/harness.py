@@ -25,6 +25,7 @@ def save_family(family: Family, directory: Path, **changes: Any) -> Any:
             torch.nn.init.normal_(parameter, mean=family.norm_mean, std=0.3)
         elif name.endswith("bias"):
             torch.nn.init.normal_(parameter)
+    model.model.embed_tokens.weight.data.div_(family.embedding_scale)
     model.save_pretrained(directory)
     assert model.config.architectures == [family.architecture]
     return model

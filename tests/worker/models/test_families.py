@@ -27,22 +27,26 @@ def test_every_architecture_has_a_row():
     assert set(SUPPORTED_ARCHITECTURES) == set(ARCHITECTURES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", TP_SIZES)
 def test_logits(saved, size: int):
     _, path, reference = saved
     assert_equal_to_transformers(path, reference, size)
 
 
+@pytest.mark.slow
 def test_greedy_tokens(saved):
     """Prompts in chunks of at most 16 tokens, and a second one that begins as the first does."""
     _, path, reference = saved
     engine = CoreEngine(
         path, block_size=4, tp=1, max_model_len=128, max_tokens=16, prefix_key=b"key"
     )
-    params = SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    for number, prompt in enumerate((PROMPT, [*PROMPT[:30], *PROMPT[:7]])):
+    prompts = (PROMPT, [*PROMPT[:30], *PROMPT[:7]])
+    for number, (prompt, count) in enumerate(zip(prompts, (8, NUM_TOKENS), strict=True)):
+        params = SamplingParams(temperature=0.0, seed=0, max_tokens=count, ignore_eos=True)
         (tokens,) = engine.generate(prompt, [(number, 0, params)])
-        assert len(tokens) == NUM_TOKENS
+        assert len(tokens) == count
+        assert len(set(tokens)) > count // 4, "a text that repeats itself shows little"
         logits = reference_logits(reference, [*prompt, *tokens])
         assert tokens == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
     assert engine.scheduler.counters.cached_tokens == 28
