@@ -5,7 +5,8 @@ a chunk. Their blocks lie scattered in the cache. Whatever no sequence has writt
 another may have left it: NaN where a back end clears what it opens, else merely large.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,10 @@ class Case:
     """Tokens each decode row attends to, itself included."""
     chunks: tuple[tuple[int, int], ...]
     """(start, count) of each chunk."""
+    layers: tuple[LayerAttention, ...]
+    """Layers of the same contents, which the step goes through in turn."""
+    has_sinks: bool
+    """Every head attends to a sink too."""
     seed: int
 
     @property
@@ -80,8 +85,21 @@ class Case:
         return (*(length - 1 for length in self.decode_lengths), *(s for s, _ in self.chunks))
 
 
-def random_case(shape: Shape, *, num_decode: int, num_chunks: int, max_len: int, seed: int) -> Case:
-    """Return a case with lengths at, before and after block boundaries, and in between."""
+def random_case(
+    shape: Shape,
+    *,
+    num_decode: int,
+    num_chunks: int,
+    max_len: int,
+    seed: int,
+    windows: Sequence[int | None] = (None,),
+    scale: float | None = None,
+    has_sinks: bool = False,
+) -> Case:
+    """Return a case with lengths at, before and after block boundaries, and in between.
+
+    It has a layer for each of the windows; scores are scaled as usual unless it is said how.
+    """
     random = np.random.default_rng(seed)
 
     def length() -> int:
@@ -97,13 +115,26 @@ def random_case(shape: Shape, *, num_decode: int, num_chunks: int, max_len: int,
         end = length()
         start = 0 if index % 3 == 0 else int(random.integers(0, end))
         chunks.append((start, end - start))
-    return Case(shape=shape, decode_lengths=decode, chunks=tuple(chunks), seed=seed)
+    how = usual(shape.head_dim) if scale is None else LayerAttention(scale, None)
+    return Case(
+        shape=shape,
+        decode_lengths=decode,
+        chunks=tuple(chunks),
+        layers=tuple(replace(how, window=window) for window in windows),
+        has_sinks=has_sinks,
+        seed=seed,
+    )
+
+
+def usual(head_dim: int) -> LayerAttention:
+    """Return how most layers attend: to all, with scores over the root of the head's size."""
+    return LayerAttention(head_dim**-0.5, None)
 
 
 def largest_errors(
     case: Case, name: str, *, dtype: torch.dtype, device: torch.device, as_graph: bool = False
 ) -> Errors:
-    """Return how far a back end is off at most.
+    """Return how far a back end is off at most, in the layer where that is worst.
 
     With `as_graph`, rows go the way a CUDA graph's do, with padding behind them.
     """
@@ -119,9 +150,8 @@ def largest_errors(
         for start, end in zip(case.starts, case.ends, strict=True)
     ]
     cache, tables = _written_cache(case, name, contents, dtype=dtype, device=device)
-    attention = build_attention(
-        name, cache, shape.num_heads, [LayerAttention(shape.head_dim**-0.5, None)]
-    )
+    sinks = random(shape.num_heads).float() if case.has_sinks else None
+    attention = build_attention(name, cache, shape.num_heads, case.layers)
     fresh = torch.cat([c[start:] for c, start in zip(contents, case.starts, strict=True)])
     query = torch.cat(queries)
     if as_graph:
@@ -131,24 +161,30 @@ def largest_errors(
         fresh = torch.cat((fresh, fresh.new_ones(padding, *fresh.shape[1:])))
     else:
         step = attention.start_step(_batch(case, cache, tables))
-    output = step.attend(0, unrotated(query, fresh))[: sum(map(len, queries))]
-    exact, plain = (
-        torch.cat(
-            [
-                plain_attention(q, c, start, computed_in)
-                for q, c, start in zip(queries, contents, case.starts, strict=True)
-            ]
+    num_rows = sum(map(len, queries))
+    errors = []
+    for layer, how in enumerate(case.layers):
+        output = step.attend(layer, unrotated(query, fresh, sinks))[:num_rows]
+        exact, plain = (
+            torch.cat(
+                [
+                    plain_attention(q, c, start, computed_in, how=how, sinks=sinks)
+                    for q, c, start in zip(queries, contents, case.starts, strict=True)
+                ]
+            )
+            for computed_in in (torch.float64, dtype)
         )
-        for computed_in in (torch.float64, dtype)
-    )
-    return Errors(
-        found=_largest_difference(output, exact),
-        plain=_largest_difference(plain, exact),
-        least=4 * torch.finfo(dtype).eps if dtype == torch.float32 else 0.0,
-    )
+        errors.append(
+            Errors(
+                found=_largest_difference(output, exact),
+                plain=_largest_difference(plain, exact),
+                least=4 * torch.finfo(dtype).eps if dtype == torch.float32 else 0.0,
+            )
+        )
+    return max(errors, key=lambda layer: layer.found - layer.allowed)
 
 
-def unrotated(query: Tensor, key_value: Tensor) -> ProjectedHeads:
+def unrotated(query: Tensor, key_value: Tensor, sinks: Tensor | None = None) -> ProjectedHeads:
     """Return heads that are as they should be. [rows, heads, d], [rows, 2, kv_heads, d]"""
     cos = query.new_ones(len(query), 1, query.shape[2])
     return ProjectedHeads(
@@ -157,19 +193,35 @@ def unrotated(query: Tensor, key_value: Tensor) -> ProjectedHeads:
         num_kv_heads=key_value.shape[2],
         head_norm=None,
         rotation=Rotation(cos, torch.zeros_like(cos)),
+        sinks=sinks,
     )
 
 
 def plain_attention(
-    query: Tensor, contents: Tensor, start: int, dtype: torch.dtype = torch.float32
+    query: Tensor,
+    contents: Tensor,
+    start: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    how: LayerAttention | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from positions `start` on, all in `dtype`. [n, heads, d], [end, 2, kv_heads, d]"""
+    how = how or usual(query.shape[2])
     groups = query.shape[1] // contents.shape[2]
     keys, values = contents.to(dtype).repeat_interleave(groups, dim=2).permute(1, 2, 0, 3)
-    scores = query.to(dtype).transpose(0, 1) @ keys.transpose(1, 2) * query.shape[2] ** -0.5
+    scores = query.to(dtype).transpose(0, 1) @ keys.transpose(1, 2) * how.scale
     positions = torch.arange(len(contents), device=query.device)
-    scores.masked_fill_(positions > positions[start:, None], float("-inf"))
-    attended: Tensor = (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
+    before = positions[start:, None] - positions
+    is_hidden = before < 0
+    if how.window is not None:
+        is_hidden |= before >= how.window
+    scores.masked_fill_(is_hidden, float("-inf"))
+    if sinks is not None:
+        sink = sinks.to(dtype)[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat((scores, sink), dim=2)
+    weights = scores.softmax(-1)[:, :, : len(contents)]
+    attended: Tensor = (weights @ values).transpose(0, 1).flatten(1)
     return attended
 
 
@@ -183,7 +235,7 @@ def _written_cache(
     """Return a cache with everything before the step in it, and the slots' block tables."""
     size = case.shape.block_size
     shape = KVCacheShape(
-        num_layers=1,
+        num_layers=len(case.layers),
         num_kv_heads=case.shape.num_kv_heads,
         head_dim=case.shape.head_dim,
         block_size=size,
@@ -207,16 +259,16 @@ def _written_cache(
 
 
 def _write(cache: KVCache, table: Tensor, tokens: Tensor) -> None:
-    """Put a sequence's tokens, [n, 2, kv_heads, head_dim], into the cache's only layer."""
+    """Put a sequence's tokens, [n, 2, kv_heads, head_dim], into every layer of the cache."""
     size = cache.shape.block_size
     positions = torch.arange(len(tokens), device=tokens.device)
     blocks, offsets = table[positions // size].long(), positions % size
     if cache.layout is KVLayout.HEADS_FIRST:
         # This layout's back end has cleared a block when it began to fill it.
         cache.clear_blocks(set(blocks.tolist()))
-        cache.data[0][:, :, blocks, offsets] = tokens.permute(1, 2, 0, 3)
+        cache.data[:, :, :, blocks, offsets] = tokens.permute(1, 2, 0, 3)
     else:
-        cache.data[0][:, blocks, offsets] = tokens.transpose(0, 1)
+        cache.data[:, :, blocks, offsets] = tokens.transpose(0, 1)
 
 
 def _step_rows(case: Case) -> StepRows:

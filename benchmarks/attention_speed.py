@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.attention_cases import ALLOWED_RATIO, plain_attention
-from worker.attention.base import DecodeRows
+from benchmarks.attention_cases import ALLOWED_RATIO, plain_attention, usual
+from worker.attention.base import DecodeRows, LayerAttention
 from worker.attention.fa3_splits import decode_splits
 from worker.attention.paged import DecodeKernel
 from worker.kernels.decode_attention import SplitDecode, start_split_decode
@@ -87,6 +87,11 @@ class Inputs:
     allowed: float
     """How far off a result may be."""
     num_processors: int
+
+    @property
+    def how(self) -> LayerAttention:
+        """How every layer attends."""
+        return usual(self.query.shape[3])
 
     @property
     def layer_bytes(self) -> int:
@@ -214,7 +219,15 @@ def fa3_variant(num_splits: int | None, pack_gqa: bool | None, block_size: int) 
             pack_gqa=pack_gqa,
         )
 
-        def decode(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        def decode(
+            query: Tensor,
+            keys: Tensor,
+            values: Tensor,
+            how: LayerAttention,
+            sinks: Tensor | None = None,
+        ) -> Tensor:
+            assert how == inputs.how, "the library is called with its own scale"
+            assert sinks is None, "no sinks are timed"
             output: Tensor = flash_attn_with_kvcache(
                 query,
                 keys,
@@ -240,7 +253,7 @@ def flash_attn_variant(block_size: int) -> Variant:
     def start(inputs: Inputs) -> DecodeKernel:
         from worker.attention.flash_attn import FlashAttnKernels  # noqa: PLC0415
 
-        return FlashAttnKernels().start_decode(inputs.rows)
+        return FlashAttnKernels().start_decode(inputs.rows, [None])
 
     return Variant("flash-attn", block_size, {}, start)
 
@@ -286,7 +299,7 @@ def compile_all(variants: Iterable[Variant], inputs: Inputs) -> None:
             kernel = variant.start(inputs)
             assert isinstance(kernel, SplitDecode), "only our kernel is compiled here"
             for num_splits in (1, kernel.num_splits):
-                replace(kernel, num_splits=num_splits)(inputs.query, layer[0], layer[1])
+                replace(kernel, num_splits=num_splits)(inputs.query, layer[0], layer[1], inputs.how)
         except Exception as error:  # noqa: BLE001 - it will fail again where it is timed
             print(f"{variant} does not compile: {error}"[:200], flush=True)
 
@@ -296,11 +309,13 @@ def time_variant(variant: Variant, inputs: Inputs) -> float:
     kernel = variant.start(inputs)
     layers = [(layer[0], layer[1]) for layer in inputs.caches]
     rounds = -(-MIN_CALLS // len(layers))
-    kernel(inputs.query, *layers[0])
+    kernel(inputs.query, *layers[0], inputs.how)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = [kernel(inputs.query, *layer) for _ in range(rounds) for layer in layers]
+        outputs = [
+            kernel(inputs.query, *layer, inputs.how) for _ in range(rounds) for layer in layers
+        ]
     graph.replay()
     estimate = _seconds(graph, 1)
     replays = max(1, min(200, round(SAMPLE_SECONDS / estimate)))

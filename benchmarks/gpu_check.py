@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_check [--model DIR|FILE.gguf] [--back-ends fa3 flash-attn triton torch]
 
 - attention: every back end on random paged batches against attention in float64; it may be at most
-  twice as far off as attention written out plainly in its dtype
+  twice as far off as attention written out plainly in its dtype; with windows and sinks too
 - draw: the sampling kernel against torch's sampler
 - tokens: the whole runner in bfloat16 against transformers in float32 over 64 tokens of each of 50
   prompts, pieces of our own pages, with CUDA graphs and without; a token may differ only where the
@@ -70,6 +70,11 @@ SHAPES = (
     (32, 8, 128),  # Qwen3-8B
     (9, 3, 64),  # SmolLM2
 )
+WINDOWED_SHAPES = (
+    (64, 8, 64),  # GPT-OSS
+    (8, 4, 256),  # Gemma 3
+)
+WINDOWS = (None, 1, 128, 512, 1000)
 MAX_LEN = 1500
 BACK_ENDS = ("fa3", "flash-attn", "triton", "torch")
 BLOCK_SIZES = (16, 64, 256)
@@ -107,13 +112,29 @@ class Table:
 
 
 def check_attention(
-    name: str, shape: Shape, dtype: torch.dtype, device: torch.device, *, as_graph: bool
+    name: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    as_graph: bool,
+    windows: Sequence[int | None] = (None,),
+    has_sinks: bool = False,
 ) -> Outcome:
     """Run random cases, as they are or as graphs have them."""
     errors = []
-    for seed, (num_decode, num_chunks) in enumerate(((5, 4), (0, 3), (9, 0), (33, 2), (1, 0))):
+    row_counts = [(5, 4), (0, 3), (9, 0), (33, 2), (1, 0)]
+    if len(windows) > 1:
+        row_counts.append((300, 0))  # so many that a library decodes them itself
+    for seed, (num_decode, num_chunks) in enumerate(row_counts):
         case = random_case(
-            shape, num_decode=num_decode, num_chunks=num_chunks, max_len=MAX_LEN, seed=seed
+            shape,
+            num_decode=num_decode,
+            num_chunks=num_chunks,
+            max_len=MAX_LEN,
+            seed=seed,
+            windows=windows,
+            has_sinks=has_sinks,
         )
         errors.append(largest_errors(case, name, dtype=dtype, device=device, as_graph=as_graph))
     return _outcome(errors)
@@ -353,6 +374,7 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
                         f"attention {name} {heads} {str(dtype)[6:]}{' graph' * as_graph}",
                         partial(check_attention, name, shape, dtype, device, as_graph=as_graph),
                     )
+        _add_windows(table, name, device)
         _add_block_sizes(table, name, device)
     for vocab_size in (151_936, 49_152, 1003):
         for has_filters in (False, True):
@@ -389,6 +411,33 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
                 partial(check_tokens, path, name, references[flag], flag, eager=eager),
             )
     return table.num_wrong
+
+
+def _add_windows(table: Table, name: str, device: torch.device) -> None:
+    """Check layers of several windows, with sinks and without."""
+    choice = AttentionChoice(name=name, reason="")
+    for heads in WINDOWED_SHAPES:
+        shape = Shape(
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_dim=heads[2],
+            block_size=choice.block_size(None),
+        )
+        for has_sinks in (False, True):
+            for as_graph in (False, True) if choice.is_graphable else (False,):
+                table.add(
+                    f"attention {name} {heads} windows{' sinks' * has_sinks}{' graph' * as_graph}",
+                    partial(
+                        check_attention,
+                        name,
+                        shape,
+                        torch.bfloat16,
+                        device,
+                        as_graph=as_graph,
+                        windows=WINDOWS,
+                        has_sinks=has_sinks,
+                    ),
+                )
 
 
 def _add_block_sizes(table: Table, name: str, device: torch.device) -> None:

@@ -45,9 +45,9 @@ def test_inputs_hold_what_is_expected_of_them():
     assert inputs.caches.shape == (10, 2, 5, 16, 2, 16)
     assert inputs.rows.block_tables.shape == (2, 4)
     assert inputs.layer_bytes == 45 * 2 * 2 * 16 * 2
-    decode = PlainKernels().start_decode(inputs.rows)
-    assert inputs.error(decode(inputs.query, *inputs.caches[0])) <= inputs.allowed
-    assert inputs.error(decode(inputs.query, *inputs.caches[1])) > inputs.allowed
+    decode = PlainKernels().start_decode(inputs.rows, [None])
+    assert inputs.error(decode(inputs.query, *inputs.caches[0], inputs.how)) <= inputs.allowed
+    assert inputs.error(decode(inputs.query, *inputs.caches[1], inputs.how)) > inputs.allowed
 
 
 @pytest.mark.parametrize("rows", [1, 8, 256])

@@ -1,8 +1,10 @@
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from tests.worker.plain_kernels import PlainKernels
-from worker.attention.base import DecodeRows
+from worker.attention.base import DecodeRows, LayerAttention
 from worker.attention.by_rows import KernelsByRows
 from worker.attention.paged import ChunkBatch, DecodeKernel
 
@@ -12,9 +14,9 @@ class Named(PlainKernels):
         self.name = name
         self.calls = calls
 
-    def start_decode(self, rows: DecodeRows) -> DecodeKernel:
+    def start_decode(self, rows: DecodeRows, windows: Sequence[int | None]) -> DecodeKernel:
         self.calls.append(f"{self.name} {len(rows.lengths)}")
-        return super().start_decode(rows)
+        return super().start_decode(rows, windows)
 
     def attend_fresh(self, query, *_):
         self.calls.append(f"{self.name} fresh")
@@ -51,8 +53,8 @@ def test_which_kernels(chunks: ChunkBatch):
     calls: list[str] = []
     kernels = KernelsByRows(Named("few", calls), Named("many", calls), most_few=8)
     for count in (1, 8, 9, 256):
-        kernels.start_decode(decode_rows(count))
+        kernels.start_decode(decode_rows(count), [None])
     nothing = torch.zeros(1, 1, 1)
-    kernels.attend_fresh(nothing, nothing, nothing, chunks)
-    kernels.attend_paged(nothing, nothing, nothing, chunks)
+    kernels.attend_fresh(nothing, nothing, nothing, chunks, LayerAttention(1.0, None), None)
+    kernels.attend_paged(nothing, nothing, nothing, chunks, LayerAttention(1.0, None), None)
     assert calls == ["few 1", "few 8", "many 9", "many 256", "many fresh", "many paged"]

@@ -25,3 +25,31 @@ def test_decode_rows_and_chunks(heads: tuple[int, int, int], dtype: torch.dtype,
         case, "flash-attn", dtype=dtype, device=torch.device("cuda"), as_graph=as_graph
     )
     assert errors.is_within, errors
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("as_graph", [False, True])
+@pytest.mark.parametrize(("num_decode", "num_chunks"), [(300, 0), (5, 3)])
+@pytest.mark.parametrize("heads", [(64, 8, 64), (8, 4, 256)])
+def test_windows_sinks_and_scale(
+    heads: tuple[int, int, int], num_decode: int, num_chunks: int, as_graph: bool, has_sinks: bool
+):
+    """Of rows so many that they are the library's own to decode, and of some with chunks."""
+    pytest.importorskip("flash_attn")
+    num_heads, num_kv_heads, head_dim = heads
+    case = random_case(
+        Shape(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=BLOCK_SIZE
+        ),
+        num_decode=num_decode,
+        num_chunks=num_chunks,
+        max_len=1500,
+        seed=1,
+        windows=(None, 1, 100, BLOCK_SIZE, 128, 4000),
+        scale=0.8 * head_dim**-0.5,
+        has_sinks=has_sinks,
+    )
+    errors = largest_errors(
+        case, "flash-attn", dtype=torch.bfloat16, device=torch.device("cuda"), as_graph=as_graph
+    )
+    assert errors.is_within, errors

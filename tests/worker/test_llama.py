@@ -80,7 +80,7 @@ def test_chunked_prefill(tiny, sizes: list[int]):
 
 
 def test_long_chunks_go_in_tiles(tiny, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("worker.attention.torch_attention._TILE_ROWS", 8)
+    monkeypatch.setattr("worker.attention.torch_tiles._TILE_ROWS", 8)
     path, reference = tiny
     tokens = text(60)
     stepper = Stepper(path)

@@ -26,6 +26,23 @@ def test_decode_rows_and_chunks(num_decode: int, num_chunks: int):
     assert errors.is_within, errors
 
 
+@pytest.mark.parametrize("as_graph", [False, True])
+@pytest.mark.parametrize(("num_decode", "num_chunks"), [(4, 0), (2, 2), (0, 1)])
+def test_layers_of_different_windows_and_sinks(num_decode: int, num_chunks: int, as_graph: bool):
+    case = random_case(
+        SHAPE,
+        num_decode=num_decode,
+        num_chunks=num_chunks,
+        max_len=90,
+        seed=3,
+        windows=(None, 5, 5, 16),
+        scale=0.4,
+        has_sinks=True,
+    )
+    errors = largest_errors(case, "fa3", dtype=torch.float32, device=CPU, as_graph=as_graph)
+    assert errors.is_within, errors
+
+
 @pytest.mark.parametrize(("num_decode", "num_chunks"), [(1, 0), (6, 0), (6, 3), (0, 1)])
 def test_rows_of_a_graph(num_decode: int, num_chunks: int):
     case = random_case(SHAPE, num_decode=num_decode, num_chunks=num_chunks, max_len=90, seed=7)

@@ -1,10 +1,16 @@
-"""Grouping of decode rows; the arithmetic is tested against transformers in test_llama."""
+"""Attention against float64, and how decode rows are grouped; test_llama has transformers."""
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.attention_cases import unrotated
+from benchmarks.attention_cases import (
+    Shape,
+    largest_errors,
+    plain_attention,
+    random_case,
+    unrotated,
+)
 from tests.worker.plan_builder import make_join, make_plan
 from worker.attention.base import LayerAttention
 from worker.attention.torch_attention import TorchAttention, split_by_length
@@ -87,3 +93,51 @@ def test_padding_rows_come_out_zero_and_are_not_stored():
     assert cache.data[0, 0, 0].isfinite().all(dim=(1, 2)).tolist() == [
         block in (2, 8) for block in range(9)
     ]
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_decode", "num_chunks"), [(6, 0), (0, 3), (4, 4)])
+def test_windows_sinks_and_scale(
+    num_decode: int, num_chunks: int, dtype: torch.dtype, has_sinks: bool, monkeypatch
+):
+    monkeypatch.setattr("worker.attention.torch_tiles._TILE_ROWS", 8)
+    monkeypatch.setattr("worker.attention.torch_tiles._MAX_SCORES", 6 * 90 * 3)
+    monkeypatch.setattr("worker.attention.torch_attention._WORTH_SPLITTING", 8)
+    case = random_case(
+        Shape(num_heads=6, num_kv_heads=2, head_dim=8, block_size=16),
+        num_decode=num_decode,
+        num_chunks=num_chunks,
+        max_len=90,
+        seed=2,
+        windows=(1, None, 3, 16, 40, 1000, 3),
+        scale=0.3,
+        has_sinks=has_sinks,
+    )
+    errors = largest_errors(case, "torch", dtype=dtype, device=CPU)
+    assert errors.is_within, errors
+
+
+def test_blocks_before_the_window_are_not_read():
+    how = LayerAttention(0.5, 5)
+    _, cache, table = attention_of_one_sequence()
+    attention = TorchAttention(cache, 2, [how])
+    builder = BatchBuilder(block_size=4, pad_block=8, min_rows=1, device=CPU)
+    contents, query = torch.randn(22, 2, 1, 4), torch.randn(22, 2, 4)
+    plans = [
+        make_plan(1, joins=[make_join(0, [1] * 21, [3, 5, 6, 0, 1, 2])], chunks=[(0, 0, 17, 0)]),
+        make_plan(2, chunks=[(0, 17, 4, 1)]),
+        make_plan(3, decode=[0]),
+    ]
+    for plan in plans:
+        batch = builder.build(
+            table.apply(plan), table.block_tables, torch.zeros(2, dtype=torch.int64)
+        )
+        rows = batch.positions
+        if plan is plans[1]:
+            cache.data[:, :, :, [3, 5, 6]] = float("nan")  # positions 0 to 11; it reads from 13 on
+        output = attention.start_step(batch).attend(0, unrotated(query[rows], contents[rows]))
+        expected = plain_attention(
+            query[rows], contents[: int(rows[-1]) + 1], int(rows[0]), torch.float64, how=how
+        )
+        torch.testing.assert_close(output, expected.float())

@@ -24,6 +24,9 @@ class LayerAttention:
     window: int | None
     """How many tokens a row sees, itself included, the newest ones; None: its whole context."""
 
+    def __post_init__(self) -> None:
+        assert self.window is None or self.window >= 1, "a row sees itself at least"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectedHeads:

@@ -25,26 +25,48 @@ from worker.kv_cache import KVCache, KVLayout
 class DecodeKernel(Protocol):
     """Attends to decode rows, layer after layer of one step."""
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """query [rows, 1, heads, head_dim], the layer's cache twice -> query's shape"""
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        how: LayerAttention,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """query [rows, 1, heads, head_dim], the layer's cache twice -> query's shape
+
+        The window is one of those that the kernel was started for. `sinks` are [heads].
+        """
         ...
 
 
 class PagedKernels(Protocol):
     """A library's kernels. A layer's cache is [blocks, block_size, kv_heads, head_dim]."""
 
-    def start_decode(self, rows: DecodeRows) -> DecodeKernel:
-        """Compute what all layers of a step share."""
+    def start_decode(self, rows: DecodeRows, windows: Sequence[int | None], /) -> DecodeKernel:
+        """Compute what all layers of a step share, whose windows these are, each once."""
         ...
 
     def attend_fresh(
-        self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        chunks: ChunkBatch,
+        how: LayerAttention,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Attend to chunks that start their sequences: [rows, heads or kv_heads, head_dim]."""
         ...
 
     def attend_paged(
-        self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        chunks: ChunkBatch,
+        how: LayerAttention,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Attend to chunks over the layer's cache. query [rows, heads, head_dim] -> the same"""
         ...
@@ -97,6 +119,8 @@ class PagedAttention:
         self._kernels = kernels
         self._writer = writer
         self._caches = [LayerCache(*layer) for layer in cache.data]
+        self._layers = tuple(layers)
+        self._windows = tuple(dict.fromkeys(layer.window for layer in layers))
 
     def start_step(self, batch: ForwardBatch) -> StepAttention:
         """Prepare the two calls of a step."""
@@ -107,10 +131,11 @@ class PagedAttention:
         )
         return _PagedStep(
             caches=self._caches,
+            layers=self._layers,
             writer=self._writer,
             cache_positions=batch.cache_positions,
             num_decode=batch.num_decode,
-            decode=self._kernels.start_decode(rows) if batch.num_decode else None,
+            decode=self._start(rows) if batch.num_decode else None,
             kernels=self._kernels,
             chunks=batch.chunk_batch,
         )
@@ -119,10 +144,11 @@ class PagedAttention:
         """Prepare a step of decode rows only, all of it on the device."""
         return _PagedStep(
             caches=self._caches,
+            layers=self._layers,
             writer=self._writer,
             cache_positions=rows.cache_positions,
             num_decode=len(rows.lengths),
-            decode=self._kernels.start_decode(rows),
+            decode=self._start(rows),
             kernels=self._kernels,
             chunks=None,
         )
@@ -131,6 +157,7 @@ class PagedAttention:
         """Prepare a step of chunks only, all of it on the device."""
         return _PagedStep(
             caches=self._caches,
+            layers=self._layers,
             writer=self._writer,
             cache_positions=cache_positions,
             num_decode=0,
@@ -139,12 +166,16 @@ class PagedAttention:
             chunks=chunks,
         )
 
+    def _start(self, rows: DecodeRows) -> DecodeKernel:
+        return self._kernels.start_decode(rows, self._windows)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PagedStep:
     """`StepAttention` of `PagedAttention`."""
 
     caches: Sequence[LayerCache]
+    layers: Sequence[LayerAttention]
     writer: KVWriter
     cache_positions: Tensor
     """[tokens] int64"""
@@ -157,25 +188,24 @@ class _PagedStep:
 
     def attend(self, layer: int, projected: ProjectedHeads) -> Tensor:
         """Store, then attend: one call for decode rows, one for chunks."""
-        cache, num_tokens = self.caches[layer], len(self.cache_positions)
+        cache, how, num_tokens = self.caches[layer], self.layers[layer], len(self.cache_positions)
         self.writer(projected, cache, self.cache_positions)
-        query, key_value = projected.query, projected.key_value
+        query, key_value, sinks = projected.query, projected.key_value, projected.sinks
         parts = []
         if self.decode is not None:
-            decoded = self.decode(query[: self.num_decode, None], cache.keys, cache.values)
-            parts.append(decoded.flatten(1))
-        if self.chunks is not None:
-            rows = slice(self.num_decode, num_tokens)
-            parts.append(self._attend_chunks(cache, self.chunks, query[rows], key_value[rows]))
+            rows = query[: self.num_decode, None]
+            parts.append(self.decode(rows, cache.keys, cache.values, how, sinks).flatten(1))
+        if (chunks := self.chunks) is not None:
+            rows = query[self.num_decode : num_tokens]
+            if chunks.is_fresh:
+                keys, values = key_value[self.num_decode : num_tokens].unbind(1)
+                attended = self.kernels.attend_fresh(rows, keys, values, chunks, how, sinks)
+            else:
+                attended = self.kernels.attend_paged(
+                    rows, cache.keys, cache.values, chunks, how, sinks
+                )
+            parts.append(attended.flatten(1))
         if num_tokens < len(query):
             # Padding: what comes of it is dropped, but it must be finite.
             parts.append(query.new_zeros(len(query) - num_tokens, query.shape[1] * query.shape[2]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _attend_chunks(
-        self, cache: LayerCache, chunks: ChunkBatch, query: Tensor, key_value: Tensor
-    ) -> Tensor:
-        if chunks.is_fresh:
-            keys, values = key_value.unbind(1)
-            return self.kernels.attend_fresh(query, keys, values, chunks).flatten(1)
-        return self.kernels.attend_paged(query, cache.keys, cache.values, chunks).flatten(1)

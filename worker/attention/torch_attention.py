@@ -10,29 +10,33 @@ is NaN all the same, a block is zeroed when a step begins to fill it, and the re
 a chunk goes on in it, which may have been copied from another sequence.
 
 A chunk that starts a sequence attends to its own fresh keys and values; any other gathers its
-sequence's blocks and goes in tiles of queries, so that masks stay small.
+sequence's blocks (`worker.attention.torch_tiles`).
+
+Layers of one window share indices and masks. They gather no blocks before those that reach into
+the window.
 """
 
-import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from worker.attention.base import LayerAttention, ProjectedHeads, StepAttention
+from worker.attention.torch_tiles import (
+    TileMasks,
+    attend_fresh,
+    attend_tiles,
+    softmax_beside_sinks,
+)
 from worker.batch import ChunkRows, ForwardBatch
 from worker.kv_cache import KVCache
 from worker.step_rows import Int32Array
 
 BACK_END = "torch"
 
-_TILE_ROWS = 512
-"""Queries of a chunk that attend at once."""
 _MAX_GATHERED_BYTES = 64 << 20
 """Keys and values gathered at once, unless one row has more."""
 _WORTH_SPLITTING = 1024
@@ -47,6 +51,8 @@ class TorchAttention:
         assert len(layers) == shape.num_layers, "every layer says how it attends"
         self._cache = cache
         self._num_heads = num_heads
+        self._layers = tuple(layers)
+        self._windows = tuple(dict.fromkeys(layer.window for layer in layers))
         self._pools = [
             layer.view(2 * shape.num_kv_heads, -1, shape.head_dim) for layer in cache.data
         ]
@@ -55,7 +61,7 @@ class TorchAttention:
         """Per layer [2 · kv_heads · blocks, block_size · head_dim]: what gathers read."""
         self._block_bytes = shape.block_bytes(cache.data.dtype) // shape.num_layers
         self._gathered = cache.data.new_empty(0, shape.block_size * shape.head_dim)
-        self._mask = cache.data.new_empty(_TILE_ROWS, 0)
+        self._masks = TileMasks(cache.data)
 
     def start_step(self, batch: ForwardBatch) -> StepAttention:
         """Compute the indices and masks that all layers of a step share."""
@@ -65,35 +71,79 @@ class TorchAttention:
             number, offset = divmod(chunk.start, shape.block_size)
             if offset:
                 self._cache.clear_tail(int(chunk.block_table[number]), offset)
-        groups = split_by_length(
-            batch.decode_lengths,
-            block_size=shape.block_size,
-            max_positions=_MAX_GATHERED_BYTES * shape.block_size // self._block_bytes,
-        )
-        later = [chunk for chunk in batch.chunks if chunk.start > 0]
-        self._reserve(batch, groups, later)
+        reaches = [self._reach(batch, window) for window in self._windows]
+        self._reserve(reaches)
         output = self._cache.data.new_zeros(batch.num_rows, self._num_heads * shape.head_dim)
         return _TorchStep(
             batch=batch,
+            layers=self._layers,
             pools=self._pools,
             runs=self._runs,
-            groups=[self._group(batch, rows, output) for rows in groups],
-            chunks=[self._chunk(chunk) for chunk in batch.chunks],
-            mask=self._mask,
+            views={reach.window: self._view(batch, reach, output) for reach in reaches},
+            masks=self._masks,
             output=output,
         )
 
-    def _group(self, batch: ForwardBatch, rows: Int32Array, output: Tensor) -> "_DecodeGroup":
+    def _reach(self, batch: ForwardBatch, window: int | None) -> "_Reach":
+        """Return which blocks the step's rows read in layers of a window."""
+        size = self._cache.shape.block_size
+        lengths, first_blocks = batch.decode_lengths, np.zeros_like(batch.decode_lengths)
+        if window is not None:
+            first_blocks = np.maximum(lengths - np.int32(min(window, 1 << 30)), 0) // size
+            lengths = lengths - first_blocks * size
+        return _Reach(
+            window=window,
+            first_blocks=first_blocks,
+            lengths=lengths,
+            groups=split_by_length(
+                lengths,
+                block_size=size,
+                max_positions=_MAX_GATHERED_BYTES * size // self._block_bytes,
+            ),
+            chunk_blocks=[
+                None
+                if chunk.start == 0
+                else range(
+                    0 if window is None else max(0, chunk.start + 1 - window) // size,
+                    len(chunk.block_table),
+                )
+                for chunk in batch.chunks
+            ],
+        )
+
+    def _view(self, batch: ForwardBatch, reach: "_Reach", output: Tensor) -> "_View":
+        """Return what layers of a window share."""
+        return _View(
+            groups=[self._group(batch, reach, rows, output) for rows in reach.groups],
+            contexts=[
+                None if blocks is None else self._context(chunk, blocks)
+                for chunk, blocks in zip(batch.chunks, reach.chunk_blocks, strict=True)
+            ],
+        )
+
+    def _group(
+        self, batch: ForwardBatch, reach: "_Reach", rows: Int32Array, output: Tensor
+    ) -> "_DecodeGroup":
         """Return what it takes to attend to decode rows of similar length together."""
         shape, device = self._cache.shape, output.device
-        lengths = torch.from_numpy(batch.decode_lengths[rows].astype(np.int64)).to(device)
-        num_blocks = -(-int(batch.decode_lengths[rows].max()) // shape.block_size)
+        lengths = torch.from_numpy(reach.lengths[rows].astype(np.int64)).to(device)[:, None]
+        num_blocks = reach.num_blocks(rows, shape.block_size)
         num_positions = num_blocks * shape.block_size
         row_index = torch.from_numpy(rows.astype(np.int64)).to(device)
-        blocks = batch.decode_blocks.index_select(0, row_index)[:, :num_blocks]
+        blocks = batch.decode_blocks.index_select(0, row_index)
+        if reach.first_blocks[rows].any():
+            # Past the table's end it is some block of the row's, and hidden.
+            columns = reach.first_blocks[rows, None] + np.arange(num_blocks, dtype=np.int64)
+            columns = np.minimum(columns, blocks.shape[1] - 1)
+            blocks = blocks.gather(1, torch.from_numpy(columns).to(device))
+        else:
+            blocks = blocks[:, :num_blocks]
 
-        past = torch.arange(num_positions, device=device) >= lengths[:, None]
-        mask = output.new_zeros(past.shape).masked_fill_(past, float("-inf"))
+        positions = torch.arange(num_positions, device=device)
+        is_hidden = positions >= lengths
+        if reach.window is not None:
+            is_hidden |= positions < lengths - reach.window
+        mask = output.new_zeros(is_hidden.shape).masked_fill_(is_hidden, float("-inf"))
         queries_per_kv_head = self._num_heads // shape.num_kv_heads
         mask = mask[:, None, None].expand(-1, shape.num_kv_heads, queries_per_kv_head, -1)
 
@@ -114,15 +164,19 @@ class TorchAttention:
             attended=part.view(len(keys), queries_per_kv_head, shape.head_dim),
         )
 
-    def _chunk(self, rows: ChunkRows) -> "_Chunk":
-        if rows.start == 0:
-            return _Chunk(rows=rows, context=None)
-        index = self._run_index(rows.block_table[None])
+    def _context(self, chunk: ChunkRows, blocks: range) -> "_Context":
+        """Return a sequence's blocks up to a chunk's end."""
+        shape = self._cache.shape
+        index = self._run_index(chunk.block_table[None, blocks.start :])
         gathered = self._gathered[: len(index)]
-        num_positions = len(rows.block_table) * self._cache.shape.block_size
-        keys, values = gathered.view(2, 1, -1, num_positions, self._cache.shape.head_dim)
-        return _Chunk(
-            rows=rows, context=_Context(index=index, gathered=gathered, keys=keys, values=values)
+        num_positions = len(blocks) * shape.block_size
+        keys, values = gathered.view(2, shape.num_kv_heads, num_positions, shape.head_dim)
+        return _Context(
+            index=index,
+            gathered=gathered,
+            keys=keys,
+            values=values,
+            first_key=blocks.start * shape.block_size,
         )
 
     def _run_index(self, blocks: Tensor) -> Tensor:
@@ -131,22 +185,36 @@ class TorchAttention:
         num_pooled = self._cache.num_blocks + 1
         return (heads.view(2, 1, -1, 1) * num_pooled + blocks[None, :, None, :]).flatten()
 
-    def _reserve(
-        self, batch: ForwardBatch, groups: Sequence[Int32Array], later: Sequence[ChunkRows]
-    ) -> None:
-        """Grow the buffers that steps share; fresh memory each step costs page faults."""
+    def _reserve(self, reaches: Sequence["_Reach"]) -> None:
+        """Grow the buffer that steps share; fresh memory each step costs page faults."""
         shape = self._cache.shape
-        num_blocks = [len(chunk.block_table) for chunk in later] + [
-            len(rows) * -(-int(batch.decode_lengths[rows].max()) // shape.block_size)
-            for rows in groups
-        ]
+        num_blocks = [
+            len(rows) * reach.num_blocks(rows, shape.block_size)
+            for reach in reaches
+            for rows in reach.groups
+        ] + [len(blocks) for reach in reaches for blocks in reach.chunk_blocks if blocks]
         num_runs = 2 * shape.num_kv_heads * max(num_blocks, default=0)
         if len(self._gathered) < num_runs:
             self._gathered = self._gathered.new_empty(num_runs, self._gathered.shape[1])
-        width = max((chunk.end for chunk in later), default=0)
-        if self._mask.shape[1] < width:
-            mask = self._mask.new_full((_TILE_ROWS, width), float("-inf"))
-            self._mask = mask.triu_(width - _TILE_ROWS + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reach:
+    """Which blocks a step's rows read in layers of one window. On the host."""
+
+    window: int | None
+    first_blocks: Int32Array
+    """[decode rows] each row's first, by its number in the sequence."""
+    lengths: Int32Array
+    """[decode rows] tokens from the beginning of that block on."""
+    groups: Sequence[Int32Array]
+    """Decode rows that are attended to together."""
+    chunk_blocks: Sequence[range | None]
+    """Of each chunk, by their numbers in the sequence; None for one that starts its sequence."""
+
+    def num_blocks(self, rows: Int32Array, block_size: int) -> int:
+        """Return how many blocks are read of each of these rows: the longest's."""
+        return -(-int(self.lengths[rows].max()) // block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +238,21 @@ class _DecodeGroup:
     attended: Tensor
     """The same memory as [rows · kv_heads, queries per KV head, head_dim]."""
 
-    def attend(self, runs: Tensor, query: Tensor, output: Tensor) -> None:
+    def attend(
+        self, runs: Tensor, query: Tensor, output: Tensor, scale: float, sinks: Tensor | None
+    ) -> None:
         """Write the rows' attention into the output. query [decode rows, heads, head_dim]"""
         if self.rows is not None:
             query = query.index_select(0, self.rows)
         torch.index_select(runs, 0, self.index, out=self.gathered)
         shape = self.attended.shape
-        scores = torch.baddbmm(self.mask, query.reshape(shape), self.keys, alpha=shape[2] ** -0.5)
-        torch.bmm(torch.softmax(scores, dim=-1), self.values, out=self.attended)
+        scores = torch.baddbmm(self.mask, query.reshape(shape), self.keys, alpha=scale)
+        if sinks is None:
+            weights = torch.softmax(scores, dim=-1)
+        else:
+            by_row = sinks.view(1, -1, shape[1]).expand(len(query), -1, -1)
+            weights = softmax_beside_sinks(scores, by_row.reshape(-1, shape[1], 1))
+        torch.bmm(weights, self.values, out=self.attended)
         if self.rows is not None:
             output.index_copy_(0, self.rows, self.part)
 
@@ -191,17 +266,20 @@ class _Context:
     gathered: Tensor
     """[2 · kv_heads · blocks, block_size · head_dim], the buffer; keys and values view it."""
     keys: Tensor
-    """[1, kv_heads, positions, head_dim]"""
+    """[kv_heads, positions, head_dim]"""
     values: Tensor
-    """[1, kv_heads, positions, head_dim]"""
+    """[kv_heads, positions, head_dim]"""
+    first_key: int
+    """Position of the first key in the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chunk:
-    """A chunk and, unless it starts its sequence, what lies before it."""
+class _View:
+    """What a step's rows read in layers of one window."""
 
-    rows: ChunkRows
-    context: _Context | None
+    groups: Sequence[_DecodeGroup]
+    contexts: Sequence[_Context | None]
+    """Of each chunk; None for one that starts its sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,65 +287,44 @@ class _TorchStep:
     """`StepAttention` of `TorchAttention`."""
 
     batch: ForwardBatch
+    layers: Sequence[LayerAttention]
     pools: Sequence[Tensor]
     runs: Sequence[Tensor]
-    groups: Sequence[_DecodeGroup]
-    chunks: Sequence[_Chunk]
-    mask: Tensor
+    views: Mapping[int | None, _View]
+    """By window."""
+    masks: TileMasks
     output: Tensor
     """[rows, heads · head_dim]; every layer writes all rows but the padding, which stays zero."""
 
     def attend(self, layer: int, projected: ProjectedHeads) -> Tensor:
         """Store, then attend: decode rows by group, chunks one by one."""
         projected.finish_()
-        query, key_value = projected.query, projected.key_value
+        query, key_value, sinks = projected.query, projected.key_value, projected.sinks
         written = key_value.flatten(1, 2)[: self.batch.num_tokens]
         self.pools[layer].index_copy_(1, self.batch.cache_positions, written.transpose(0, 1))
-        for group in self.groups:
-            group.attend(self.runs[layer], query[: self.batch.num_decode], self.output)
-        for chunk in self.chunks:
-            rows = slice(chunk.rows.first_row, chunk.rows.first_row + chunk.rows.count)
+        how, runs = self.layers[layer], self.runs[layer]
+        view = self.views[how.window]
+        for group in view.groups:
+            group.attend(runs, query[: self.batch.num_decode], self.output, how.scale, sinks)
+        for chunk, context in zip(self.batch.chunks, view.contexts, strict=True):
+            rows = slice(chunk.first_row, chunk.first_row + chunk.count)
             target = self.output[rows].view(query[rows].shape)
-            if chunk.context is None:
-                _attend_fresh(query[rows], key_value[rows], target)
+            if context is None:
+                attend_fresh(query[rows], key_value[rows], target, how, sinks, self.masks)
             else:
-                context = chunk.context
-                torch.index_select(self.runs[layer], 0, context.index, out=context.gathered)
-                self._attend_later(context, chunk.rows.start, query[rows], target)
+                torch.index_select(runs, 0, context.index, out=context.gathered)
+                attend_tiles(
+                    query[rows],
+                    context.keys,
+                    context.values,
+                    target,
+                    how,
+                    sinks,
+                    self.masks,
+                    start=chunk.start,
+                    first_key=context.first_key,
+                )
         return self.output
-
-    def _attend_later(self, context: _Context, start: int, query: Tensor, target: Tensor) -> None:
-        """Attend a chunk, [count, heads, head_dim], that begins at position `start`."""
-        width = self.mask.shape[1]
-        for first in range(0, len(query), _TILE_ROWS):
-            last = min(first + _TILE_ROWS, len(query))
-            end = start + last
-            attended = _attention(
-                query[first:last].transpose(0, 1)[None],
-                context.keys[:, :, :end],
-                context.values[:, :, :end],
-                # Aligned at its lower right corner, one mask serves every tile.
-                mask=self.mask[_TILE_ROWS - (last - first) :, width - end :],
-            )
-            target[first:last] = attended[0].transpose(0, 1)
-
-
-def _attend_fresh(query: Tensor, key_value: Tensor, target: Tensor) -> None:
-    """Attend a chunk that starts its sequence: it needs nothing but itself."""
-    keys, values = key_value.transpose(0, 2)[None].unbind(2)
-    attended = _attention(query.transpose(0, 1)[None], keys, values, mask=None)
-    target.copy_(attended[0].transpose(0, 1))
-
-
-def _attention(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None) -> Tensor:
-    """Attend through a mask, or causally without one. [1, heads, n, head_dim]"""
-    with contextlib.ExitStack() as stack:
-        if query.is_cuda:
-            # torch's fused CUDA kernels want masks and rows aligned to 16 bytes, and fault on ours.
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        return F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-        )
 
 
 def split_by_length(

@@ -1,9 +1,12 @@
 """Our own paged kernels, in Triton: any CUDA GPU, any dtype, blocks in multiples of 16."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from worker.attention.base import DecodeRows
+from worker.attention.base import DecodeRows, LayerAttention
 from worker.attention.paged import DecodeKernel
 from worker.batch import ChunkBatch
 from worker.kernels import decode_attention, decode_tuning, prefill_attention
@@ -21,8 +24,12 @@ class TritonKernels:
         self._dtype = dtype
         self._num_processors = num_processors
 
-    def start_decode(self, rows: DecodeRows) -> DecodeKernel:
-        """Decide how rows are split, and take memory for it."""
+    def start_decode(self, rows: DecodeRows, windows: Sequence[int | None]) -> DecodeKernel:
+        """Decide how rows are split, for each window, and take memory for it."""
+        by_window = {window: self._start(rows, window) for window in windows}
+        return by_window[windows[0]] if len(by_window) == 1 else _ByWindow(by_window)
+
+    def _start(self, rows: DecodeRows, window: int | None) -> decode_attention.SplitDecode:
         shape = self._shape
         tuning = decode_tuning.choose_tuning(
             len(rows.lengths), shape.num_kv_heads, shape.head_dim, self._dtype
@@ -36,10 +43,17 @@ class TritonKernels:
             block_size=shape.block_size,
             num_processors=self._num_processors,
             tuning=tuning,
+            window=window,
         )
 
     def attend_fresh(
-        self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        chunks: ChunkBatch,
+        how: LayerAttention,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Attend to chunks that start their sequences: [rows, heads or kv_heads, head_dim]."""
         return prefill_attention.attend_chunks(
@@ -47,11 +61,20 @@ class TritonKernels:
             keys,
             values,
             chunks.query_starts,
+            scale=how.scale,
+            window=how.window,
+            sinks=sinks,
             tuning=self._prefill_tuning(query, chunks),
         )
 
     def attend_paged(
-        self, query: Tensor, keys: Tensor, values: Tensor, chunks: ChunkBatch
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        chunks: ChunkBatch,
+        how: LayerAttention,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Attend to chunks over the layer's cache. query [rows, heads, head_dim] -> the same"""
         return prefill_attention.attend_paged_chunks(
@@ -61,6 +84,9 @@ class TritonKernels:
             chunks.query_starts,
             chunks.lengths,
             chunks.block_tables,
+            scale=how.scale,
+            window=how.window,
+            sinks=sinks,
             tuning=self._prefill_tuning(query, chunks),
         )
 
@@ -68,3 +94,20 @@ class TritonKernels:
         return prefill_attention.choose_tuning(
             len(query), len(chunks.lengths), self._shape.head_dim, self._dtype
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _ByWindow:
+    """Layers of different windows take turns."""
+
+    kernels: Mapping[int | None, decode_attention.SplitDecode]
+
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        how: LayerAttention,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        return self.kernels[how.window](query, keys, values, how, sinks)

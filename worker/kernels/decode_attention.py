@@ -7,7 +7,8 @@ that share a KV head are one tile of a product, so that the cache is read once:
 
 The last program of a row and KV head to finish adds its partial outputs up, which saves a launch;
 `combines_at_once` off, a second kernel does. A row of few tokens has one split, which writes the
-output itself. How a row is split depends on its length and on the shape of the step alone.
+output itself. How a row is split depends on its length and on the shape of the step alone. With a
+window only the tiles that reach into it are split; those before are never read.
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from worker.attention.base import LayerAttention
 from worker.kernels.decode_tuning import DecodeTuning, choose_num_splits
 from worker.kernels.overlap import launch_options
 
 LOG2_E = 1.4426950408889634
+SINK_SCALE = tl.constexpr(LOG2_E)  # the same for kernels, whose exponentials are of two
 _MIN_GROUP_ROWS = 16
 """Rows of the smallest product a tensor core does."""
 _COMBINED_NUMBERS = 1024
@@ -36,7 +39,11 @@ class SplitDecode:
     """[rows] int32, tokens each row attends to; a row of none comes out as zeros."""
     block_tables: Tensor
     """[rows, blocks] int32"""
+    window: int | None
+    """Tokens a row sees, itself included; None: all."""
     tuning: DecodeTuning
+    capacity: int
+    """The most tokens that a row reads."""
     num_splits: int
     partials: Tensor
     """[rows, heads, splits, head_dim] float32, scratch"""
@@ -45,11 +52,19 @@ class SplitDecode:
     arrivals: Tensor
     """[rows, kv_heads] int32, programs that have finished; zero before and after each call."""
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend in one layer. query [rows, 1, heads, head_dim] -> the same
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        how: LayerAttention,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attend in one layer of this window. query [rows, 1, heads, head_dim] -> the same
 
-        Keys and values are [blocks, block_size, kv_heads, head_dim], of the same strides.
+        Keys and values are [blocks, block_size, kv_heads, head_dim] of like strides, sinks [heads].
         """
+        assert how.window == self.window, "a layer's window is the one this was set up for"
         rows, _, num_heads, head_dim = query.shape
         block_size, num_kv_heads = keys.shape[1:3]
         width = self.block_tables.shape[1]
@@ -65,7 +80,8 @@ class SplitDecode:
             "HEAD_DIM": head_dim,
             "DIMS": dims,
             "TILE": tuning.tile,
-            "GROWS": self.num_splits * tuning.split_length < width * block_size,
+            "GROWS": self.num_splits * tuning.split_length < self.capacity,
+            "WINDOW": self.window or 0,
         }
         _attend_split[(num_kv_heads, rows, self.num_splits)](
             query,
@@ -77,6 +93,7 @@ class SplitDecode:
             self.partials,
             self.logs,
             self.arrivals,
+            sinks,
             query.stride(0),
             query.stride(2),
             *keys.stride()[:3],
@@ -84,7 +101,7 @@ class SplitDecode:
             width,
             self.num_splits,
             tuning.split_length,
-            head_dim**-0.5 * LOG2_E,
+            how.scale * LOG2_E,
             BLOCK_SIZE=block_size,
             GROUP=group,
             GROUP_ROWS=max(_MIN_GROUP_ROWS, members),
@@ -121,19 +138,26 @@ def start_split_decode(
     block_size: int,
     num_processors: int,
     tuning: DecodeTuning,
+    window: int | None = None,
 ) -> SplitDecode:
     """Set the kernel up for a step's rows. All of it may be captured in a graph."""
     rows, width = block_tables.shape
     assert tuning.split_length % tuning.tile == 0, "a split is whole tiles"
+    capacity = width * block_size
+    if window is not None:
+        # It may begin at the last token of a tile.
+        capacity = min(capacity, window + tuning.tile - 1)
     num_splits = choose_num_splits(
-        rows, num_kv_heads, width * block_size, num_processors, tuning.split_length
+        rows, num_kv_heads, capacity, num_processors, tuning.split_length
     )
     device = lengths.device
     logs = torch.empty((rows, num_heads, num_splits), dtype=torch.float32, device=device)
     return SplitDecode(
         lengths=lengths,
         block_tables=block_tables,
+        window=window,
         tuning=tuning,
+        capacity=capacity,
         num_splits=num_splits,
         partials=torch.empty((*logs.shape, head_dim), dtype=torch.float32, device=device),
         logs=logs,
@@ -152,6 +176,7 @@ def _attend_split(
     partials,
     logs,
     arrivals,
+    sinks,
     query_row_stride,
     query_head_stride,
     block_stride,
@@ -170,12 +195,13 @@ def _attend_split(
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
     GROWS: tl.constexpr,
+    WINDOW: tl.constexpr,
     COMBINES: tl.constexpr,
     COMBINED: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Attend to one split of one row by the query heads of one KV head."""
+    """Attend to one split of one row by the query heads of one KV head. `sinks` may be None."""
     if PDL:
         gdc_launch_dependents()
     kv_head = tl.program_id(0)
@@ -183,8 +209,9 @@ def _attend_split(
     split = tl.program_id(2)
     num_kv_heads = tl.num_programs(0)
     length = tl.load(lengths + row)
-    split_length = _split_length(length, num_splits, least_length, TILE, GROWS)
-    first = split * split_length
+    begin = _begin(length, TILE, WINDOW)
+    split_length = _split_length(length - begin, num_splits, least_length, TILE, GROWS)
+    first = begin + split * split_length
     # One tile ahead of what it is for, here as in the loop: keys wait for it, not it for them.
     table = block_tables + row.to(tl.int64) * table_stride
     blocks = load_blocks(table, first, table_width, BLOCK_SIZE, TILE)
@@ -207,9 +234,16 @@ def _attend_split(
     largest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_ROWS], tl.float32)
     attended = tl.zeros([GROUP_ROWS, DIMS], tl.float32)
+    if sinks is not None:
+        # The first split's softmax begins with them, so that they count once.
+        sink = tl.load(sinks + head_at, mask=members < GROUP, other=0.0).to(tl.float32)
+        largest = tl.where(split == 0, sink * SINK_SCALE, largest)
+        total = tl.where(split == 0, 1.0, total)
     for start in tl.range(first, last, TILE, num_stages=STAGES):
         tokens = start + tl.arange(0, TILE)
         is_held = tokens < last
+        if WINDOW > 0:
+            is_held = is_held & (tokens >= length - WINDOW)
         cache_at = blocks.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * token_stride
         blocks = load_blocks(table, start + TILE, table_width, BLOCK_SIZE, TILE)
         # What lies past the row's end may be NaN, and 0 · NaN is NaN: it must not be loaded.
@@ -236,7 +270,7 @@ def _attend_split(
 
     attended = attended / tl.where(length > 0, total, 1.0)[:, None]
     row_heads = row.to(tl.int64) * (num_kv_heads * GROUP)
-    if length <= split_length:
+    if length - begin <= split_length:
         out_at = (row_heads + head_at) * HEAD_DIM
         tl.store(
             output + out_at[:, None] + dims[None, :],
@@ -248,7 +282,7 @@ def _attend_split(
         tl.store(partials + split_at[:, None] * HEAD_DIM + dims[None, :], attended, mask=is_part)
         tl.store(logs + split_at, largest + tl.log2(total), mask=members < GROUP)
         if COMBINES:
-            num_held = tl.cdiv(length, split_length)
+            num_held = tl.cdiv(length - begin, split_length)
             # All threads' stores come before the one thread's atomic, which publishes them.
             tl.debug_barrier()
             arrival = arrivals + row * num_kv_heads + kv_head
@@ -282,20 +316,22 @@ def _combine_splits(
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
     GROWS: tl.constexpr,
+    WINDOW: tl.constexpr,
     COMBINED: tl.constexpr,
 ):
     """Add up the splits of one row and query head."""
     head = tl.program_id(0)
     row = tl.program_id(1)
     length = tl.load(lengths + row)
-    split_length = _split_length(length, num_splits, least_length, TILE, GROWS)
-    if length > split_length:
+    held = length - _begin(length, TILE, WINDOW)
+    split_length = _split_length(held, num_splits, least_length, TILE, GROWS)
+    if held > split_length:
         _combine_heads(
             row.to(tl.int64) * tl.num_programs(0) + head,
             output,
             partials,
             logs,
-            tl.cdiv(length, split_length),
+            tl.cdiv(held, split_length),
             num_splits,
             1,
             1,
@@ -306,11 +342,20 @@ def _combine_splits(
 
 
 @triton.jit
-def _split_length(length, num_splits, least_length, TILE: tl.constexpr, GROWS: tl.constexpr):
-    """Return the tokens of a row's splits, whole tiles; without `GROWS` it needs no length."""
+def _begin(length, TILE: tl.constexpr, WINDOW: tl.constexpr):
+    """Return where the first tile begins that a row of this length sees anything of."""
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - WINDOW, 0) // TILE * TILE
+    return begin
+
+
+@triton.jit
+def _split_length(held, num_splits, least_length, TILE: tl.constexpr, GROWS: tl.constexpr):
+    """Return the tokens of a row's splits, whole tiles. `held` are those from its first tile on."""
     split_length = least_length
     if GROWS:
-        split_length = tl.maximum(least_length, tl.cdiv(tl.cdiv(length, num_splits), TILE) * TILE)
+        split_length = tl.maximum(least_length, tl.cdiv(tl.cdiv(held, num_splits), TILE) * TILE)
     return split_length
 
 

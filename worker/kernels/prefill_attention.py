@@ -6,7 +6,8 @@ How many tiles there are depends on how many rows and chunks there are, not on t
 chunk's first one is numbered (its first row) / (queries of a tile) + (chunks before it), and a few
 are nobody's.
 
-Tiles of keys wholly before the tile of queries need no mask; those on the diagonal come last.
+Tiles of keys wholly before the tile of queries need no mask; those on the diagonal come last. With
+a window the first are those that its edge runs through, and those before are never read.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.decode_attention import LOG2_E, load_blocks
+from worker.kernels.decode_attention import LOG2_E, SINK_SCALE, load_blocks
 
+LEAST = tl.constexpr(-3e38)
+"""Below any score that a weight could come of."""
 _LONG_CHUNK = 32
 """Rows from which on a chunk is worth a large tile of queries."""
 
@@ -53,13 +56,17 @@ def attend_chunks(
     values: Tensor,
     query_starts: Tensor,
     *,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
     tuning: PrefillTuning,
 ) -> Tensor:
     """Attend to chunks that start their sequences.
 
     `query` is [rows, heads, head_dim], `keys` and `values` [rows, kv_heads, head_dim] of the same
-    strides, `query_starts` [chunks + 1] int32: the first row of each, then their number. Returns
-    [rows, heads, head_dim].
+    strides, `query_starts` [chunks + 1] int32: the first row of each, then their number. `window`
+    are the tokens that a row sees, itself included, `sinks` [heads]. Returns [rows, heads,
+    head_dim].
     """
     assert keys.stride() == values.stride(), "keys and values lie alike"
     return _launch(
@@ -72,6 +79,9 @@ def attend_chunks(
         strides=(0, *keys.stride()),
         num_kv_heads=keys.shape[1],
         block_size=0,
+        scale=scale,
+        window=window,
+        sinks=sinks,
         tuning=tuning,
     )
 
@@ -84,6 +94,9 @@ def attend_paged_chunks(
     lengths: Tensor,
     block_tables: Tensor,
     *,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
     tuning: PrefillTuning,
 ) -> Tensor:
     """Attend to chunks over a layer's cache, which holds them and what comes before them.
@@ -103,6 +116,9 @@ def attend_paged_chunks(
         strides=keys.stride(),
         num_kv_heads=keys.shape[2],
         block_size=keys.shape[1],
+        scale=scale,
+        window=window,
+        sinks=sinks,
         tuning=tuning,
     )
 
@@ -118,6 +134,9 @@ def _launch(
     strides: tuple[int, ...],
     num_kv_heads: int,
     block_size: int,
+    scale: float,
+    window: int | None,
+    sinks: Tensor | None,
     tuning: PrefillTuning,
 ) -> Tensor:
     rows, num_heads, head_dim = query.shape
@@ -132,18 +151,20 @@ def _launch(
         lengths,
         block_tables,
         output,
+        sinks,
         *query.stride()[:2],
         *strides[:3],
         block_tables.stride(0),
         block_tables.shape[1],
         num_chunks,
-        head_dim**-0.5 * LOG2_E,
+        scale * LOG2_E,
         BLOCK_SIZE=block_size,
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         DIMS=max(16, triton.next_power_of_2(head_dim)),
         QUERIES=tuning.queries,
         KEYS=tuning.keys,
+        WINDOW=window or 0,
         STAGES=tuning.stages,
         num_warps=tuning.warps,
     )
@@ -159,6 +180,7 @@ def _attend_tile(
     lengths,
     block_tables,
     output,
+    sinks,
     query_row_stride,
     query_head_stride,
     block_stride,
@@ -174,6 +196,7 @@ def _attend_tile(
     DIMS: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Attend from one tile of a chunk's queries, by one head. Without blocks chunks are fresh."""
@@ -204,6 +227,9 @@ def _attend_tile(
     query_at = rows * query_row_stride + head * query_head_stride
     queries = tl.load(query + query_at[:, None] + dims[None, :], mask=is_part, other=0.0)
     positions = start + members
+    if WINDOW > 0:
+        # Rows past the chunk's end would see nothing, and their sums be 0.
+        positions = start + tl.minimum(members, count - 1)
     end = start + tl.minimum(count, (tile + 1) * QUERIES)
     # All queries of the tile see all keys up to the first one's own.
     seen_by_all = (start + tile * QUERIES + 1) // KEYS * KEYS
@@ -211,9 +237,45 @@ def _attend_tile(
     largest = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     attended = tl.zeros([QUERIES, DIMS], tl.float32)
+    if sinks is not None:
+        # The softmax begins with the head's sink.
+        largest = (
+            tl.zeros([QUERIES], tl.float32) + tl.load(sinks + head).to(tl.float32) * SINK_SCALE
+        )
+        total += 1.0
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(start + tile * QUERIES + 1 - WINDOW, 0) // KEYS * KEYS
     # One tile ahead of what they are for: keys must not wait for them.
-    blocks = _load_blocks(table, 0, table_width, BLOCK_SIZE, KEYS)
-    for first in tl.range(0, seen_by_all, KEYS, num_stages=STAGES):
+    blocks = _load_blocks(table, begin, table_width, BLOCK_SIZE, KEYS)
+    if WINDOW > 0:
+        # The last query sees no less than the end less the window.
+        edge = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), KEYS) * KEYS, seen_by_all)
+        for first in tl.range(begin, edge, KEYS, num_stages=STAGES):
+            largest, total, attended = _attend_keys(
+                queries,
+                keys,
+                values,
+                blocks,
+                first,
+                end,
+                positions,
+                largest,
+                total,
+                attended,
+                block_stride,
+                token_stride,
+                score_scale,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                DIMS,
+                KEYS,
+                WINDOW,
+                IS_MASKED=True,
+            )
+            blocks = _load_blocks(table, first + KEYS, table_width, BLOCK_SIZE, KEYS)
+        begin = edge
+    for first in tl.range(begin, seen_by_all, KEYS, num_stages=STAGES):
         largest, total, attended = _attend_keys(
             queries,
             keys,
@@ -232,6 +294,7 @@ def _attend_tile(
             HEAD_DIM,
             DIMS,
             KEYS,
+            WINDOW,
             IS_MASKED=False,
         )
         blocks = _load_blocks(table, first + KEYS, table_width, BLOCK_SIZE, KEYS)
@@ -254,6 +317,7 @@ def _attend_tile(
             HEAD_DIM,
             DIMS,
             KEYS,
+            WINDOW,
             IS_MASKED=True,
         )
         blocks = _load_blocks(table, first + KEYS, table_width, BLOCK_SIZE, KEYS)
@@ -306,6 +370,7 @@ def _attend_keys(
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
     """Take one tile of keys into the running softmax."""
@@ -329,8 +394,14 @@ def _attend_keys(
     )
     scores = tl.dot(queries, key, input_precision="ieee") * score_scale
     if IS_MASKED:
-        scores = tl.where(tokens[None, :] <= positions[:, None], scores, float("-inf"))
+        is_seen = tokens[None, :] <= positions[:, None]
+        if WINDOW > 0:
+            is_seen = is_seen & (tokens[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(is_seen, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+    if IS_MASKED and WINDOW > 0:
+        # A query that has seen nothing yet: infinity less infinity would be no number.
+        new_largest = tl.maximum(new_largest, LEAST)
     weights = tl.exp2(scores - new_largest[:, None])
     decay = tl.exp2(largest - new_largest)
     total = total * decay + tl.sum(weights, axis=1)

@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.attention_cases import plain_attention
+from worker.attention.base import LayerAttention
 
 pytest.importorskip("triton")
 
@@ -33,6 +34,11 @@ def random_rows(
         contents.append(tokens.to(DEVICE))
     lengths = torch.tensor(LENGTHS, dtype=torch.int32)
     return contents, lengths.to(DEVICE), tables.to(DEVICE), cache.to(DEVICE)
+
+
+def sinks_of(num_heads: int) -> Tensor:
+    """Return sinks, one of which is above every score and another below all."""
+    return torch.linspace(40, -40, num_heads).to(DEVICE)
 
 
 @pytest.mark.parametrize("combines_at_once", [True, False])
@@ -76,7 +82,67 @@ def test_attends(heads, block_size, tile, dtype, combines_at_once, num_processor
         ]
     ).view(query.shape)
     for _ in range(2):  # the counts of arrivals must have gone back to zero
-        output = decode(query, cache[0], cache[1])
+        output = decode(query, cache[0], cache[1], LayerAttention(head_dim**-0.5, None))
         error = float((output - expected).abs().max())
         assert error < (2e-3 if dtype == torch.float16 else 2e-6)
         assert not decode.arrivals.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("window", "has_sinks", "combines_at_once"),
+    [
+        (1, True, True),
+        (16, False, True),
+        (70, True, True),
+        (70, False, False),
+        (1000, True, False),
+        (None, True, True),
+    ],
+)
+def test_windows_sinks_and_scale(window, has_sinks, combines_at_once, monkeypatch):
+    monkeypatch.setattr("worker.kernels.decode_tuning._MIN_SPLITS", 2)
+    num_heads, num_kv_heads, head_dim, block_size = 3, 1, 16, 16
+    contents, lengths, tables, cache = random_rows(
+        num_kv_heads, head_dim, block_size, torch.float32
+    )
+    how = LayerAttention(0.3, window)
+    sinks = sinks_of(num_heads) if has_sinks else None
+    if window is not None:
+        hide_all_before(window, tables, cache)
+    decode = start_split_decode(
+        lengths,
+        tables,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        num_processors=1,
+        tuning=DecodeTuning(
+            tile=32, warps=4, stages=2, split_length=32, combines_at_once=combines_at_once
+        ),
+        window=window,
+    )
+    assert decode.num_splits == (1 if window == 1 else 2)
+    query = torch.randn(
+        len(LENGTHS), 1, num_heads, head_dim, generator=torch.Generator().manual_seed(1)
+    ).to(DEVICE)
+    expected = torch.cat(
+        [
+            plain_attention(q, c, len(c) - 1, torch.float64, how=how, sinks=sinks)
+            if len(c)
+            else q.flatten(1) * 0
+            for q, c in zip(query, contents, strict=True)
+        ]
+    ).view(query.shape)
+    output = decode(query, cache[0], cache[1], how, sinks)
+    assert float((output - expected).abs().max()) < 2e-6
+    assert not decode.arrivals.any()
+
+
+def hide_all_before(window: int, tables: Tensor, cache: Tensor) -> None:
+    """Put what is no number where no row may look."""
+    size = cache.shape[2]
+    for table, length in zip(tables, LENGTHS, strict=True):
+        positions = torch.arange(max(0, length - window), device=DEVICE)
+        cache[:, table[positions // size].long(), positions % size] = torch.nan

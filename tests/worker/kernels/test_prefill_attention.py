@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from benchmarks.attention_cases import plain_attention
+from worker.attention.base import LayerAttention
 
 pytest.importorskip("triton")
 
@@ -16,6 +17,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TUNING = PrefillTuning(queries=32, keys=16, warps=4, stages=2)
 COUNTS = (1, 32, 45)
 STARTS = (40, 0, 17)
+SINKS = torch.tensor([40.0, 0.0, -40.0], device=DEVICE)
+"""Above every score, among them, below all."""
 
 
 def chunk_starts() -> torch.Tensor:
@@ -35,7 +38,7 @@ def test_fresh_chunks(heads, dtype):
     query = random(sum(COUNTS), num_heads, head_dim, dtype=dtype)
     key_value = random(sum(COUNTS), 2, num_kv_heads, head_dim, dtype=dtype)
     keys, values = key_value.unbind(1)
-    output = attend_chunks(query, keys, values, chunk_starts(), tuning=TUNING)
+    output = attend_chunks(query, keys, values, chunk_starts(), scale=head_dim**-0.5, tuning=TUNING)
     expected = torch.cat(
         [
             plain_attention(q, c, 0, torch.float64)
@@ -48,7 +51,41 @@ def test_fresh_chunks(heads, dtype):
 
 @pytest.mark.parametrize("block_size", [8, 16, 24, 64])
 def test_chunks_after_a_prefix(block_size):
+    check_paged(block_size, LayerAttention(32**-0.5, None), has_sinks=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("window", "has_sinks"), [(1, False), (16, True), (40, False), (1000, True), (None, True)]
+)
+def test_windows_sinks_and_scale(window, has_sinks):
+    how = LayerAttention(0.3, window)
+    check_paged(16, how, has_sinks=has_sinks)
+    query = random(sum(COUNTS), 3, 16, dtype=torch.float32)
+    key_value = random(sum(COUNTS), 2, 1, 16, dtype=torch.float32)
+    sinks = SINKS if has_sinks else None
+    output = attend_chunks(
+        query,
+        *key_value.unbind(1),
+        chunk_starts(),
+        scale=how.scale,
+        window=window,
+        sinks=sinks,
+        tuning=TUNING,
+    )
+    expected = torch.cat(
+        [
+            plain_attention(q, c, 0, torch.float64, how=how, sinks=sinks)
+            for q, c in zip(query.split(COUNTS), key_value.split(COUNTS), strict=True)
+        ]
+    )
+    assert float((output.flatten(1) - expected).abs().max()) < 2e-6
+
+
+def check_paged(block_size: int, how: LayerAttention, *, has_sinks: bool) -> None:
+    """Hold chunks that follow what is in the cache to float64."""
     num_heads, num_kv_heads, head_dim, dtype = 3, 1, 32, torch.float32
+    sinks = SINKS if has_sinks else None
     lengths = [start + count for start, count in zip(STARTS, COUNTS, strict=True)]
     width = -(-max(lengths) // block_size)
     num_blocks = width * len(COUNTS)
@@ -70,11 +107,14 @@ def test_chunks_after_a_prefix(block_size):
         chunk_starts(),
         torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
         tables,
+        scale=how.scale,
+        window=how.window,
+        sinks=sinks,
         tuning=TUNING,
     )
     expected = torch.cat(
         [
-            plain_attention(q, c, start, torch.float64)
+            plain_attention(q, c, start, torch.float64, how=how, sinks=sinks)
             for q, c, start in zip(query.split(COUNTS), contents, STARTS, strict=True)
         ]
     )
@@ -88,7 +128,7 @@ def test_many_chunks():
     query = random(sum(counts), 1, 16, dtype=torch.float32)
     key_value = random(sum(counts), 2, 1, 16, dtype=torch.float32)
     keys, values = key_value.unbind(1)
-    output = attend_chunks(query, keys, values, starts, tuning=TUNING)
+    output = attend_chunks(query, keys, values, starts, scale=0.25, tuning=TUNING)
     expected = torch.cat(
         [
             plain_attention(q, c, 0, torch.float64)

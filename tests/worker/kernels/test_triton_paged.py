@@ -17,6 +17,23 @@ def test_decode_rows_and_chunks(num_decode: int, num_chunks: int, dtype: torch.d
     assert errors.is_within, errors
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_decode", "num_chunks", "as_graph"), [(2, 2, False), (3, 0, True)])
+def test_layers_of_different_windows_and_sinks(num_decode: int, num_chunks: int, as_graph: bool):
+    case = random_case(
+        SHAPE,
+        num_decode=num_decode,
+        num_chunks=num_chunks,
+        max_len=60,
+        seed=3,
+        windows=(None, 16, 5),
+        scale=0.4,
+        has_sinks=True,
+    )
+    errors = largest_errors(case, "triton", dtype=torch.float32, device=DEVICE, as_graph=as_graph)
+    assert errors.is_within, errors
+
+
 @pytest.mark.parametrize(("num_decode", "num_chunks"), [(5, 0), (3, 2)])
 def test_rows_of_a_graph(num_decode: int, num_chunks: int):
     case = random_case(SHAPE, num_decode=num_decode, num_chunks=num_chunks, max_len=90, seed=2)
