@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.errors import ModelFileError
-from worker.gguf_config import ROPE_FACTORS
 from worker.gguf_file import GgufHeader, GgufTensor
+from worker.gguf_rope import ROPE_TENSORS
 from worker.weights import Weight
 
 _TOP_LEVEL = {
@@ -58,7 +58,7 @@ def load_gguf(
 ) -> None:
     """Fill weights from a GGUF file. Raises ModelFileError naming file and tensor."""
     is_interleaved = header.metadata["general.architecture"] == "llama"
-    unused = header.tensors.keys() - {ROPE_FACTORS} - {gguf_name(name) for name in ignored}
+    unused = header.tensors.keys() - ROPE_TENSORS - {gguf_name(name) for name in ignored}
     places: list[tuple[Weight, str, GgufTensor, int]] = []
     for weight in weights:
         name = gguf_name(weight.name)

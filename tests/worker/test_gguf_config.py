@@ -7,7 +7,6 @@ import pytest
 from protocol.errors import ModelFileError
 from worker.gguf_config import gguf_config
 from worker.gguf_file import GgufHeader, GgufTensor
-from worker.rope_config import LinearScaling
 
 HEADER = GgufHeader(
     path=Path("model.gguf"),
@@ -63,11 +62,6 @@ def test_qwen3():
     assert config.head_dim == 16
 
 
-def test_linear_scaling():
-    header = changed(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0)
-    assert [rope.scaling for rope in gguf_config(header).ropes] == [LinearScaling(factor=4.0)] * 2
-
-
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
@@ -77,10 +71,8 @@ def test_linear_scaling():
         ({"llama__block_count": 2.0}, ["llama.block_count", "integer"]),
         ({"llama__attention__head_count": 0}, ["head_count", "at least 1"]),
         ({"llama__attention__head_count_kv": (2, 2)}, ["head_count_kv", "integer"]),
-        ({"llama__rope__dimension_count": 4}, ["dimension_count", "head size, 8"]),
         ({"llama__attention__value_length": 16}, ["value_length", "head size, 8"]),
         ({"llama__expert_count": 8}, ["expert_count", "mixtures"]),
-        ({"llama__rope__scaling__type": "yarn"}, ["scaling.type", "none or linear"]),
         ({"llama__attention__layer_norm_rms_epsilon": "x"}, ["epsilon", "number"]),
     ],
 )

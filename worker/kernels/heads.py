@@ -150,7 +150,8 @@ def _prepare_runs(
     # What is cached is known before it is computed, so that its position arrives meanwhile.
     is_cached = row < num_cached
     position = tl.load(cache_positions + row, mask=is_cached, other=0).to(tl.int64)
-    cached = position * (NUM_KV_HEADS * HEAD_DIM)
+    cached = position * (NUM_KV_HEADS * HEAD_DIM) + column
+    rest_cached = position * (NUM_KV_HEADS * HEAD_DIM) + rest_column
 
     # Most runs have heads of one kind, and do nothing for the others.
     start = tl.program_id(0) % num_runs * RUN
@@ -170,8 +171,7 @@ def _prepare_runs(
         rest_key = rest
         is_rotated = held & (head < NUM_ROTATED)
         if NORMALIZES:
-            weights = tl.where(head < NUM_HEADS, query_weight, key_weight)
-            weight = weights + columns
+            weight = tl.where(head < NUM_HEADS, query_weight, key_weight) + columns
             wa = tl.load(weight, mask=held, other=0.0).to(tl.float32)
             wb = tl.load(weight + HALF, mask=held, other=0.0).to(tl.float32)
             squares = tl.sum(a * a + b * b, axis=1, keep_dims=True)
@@ -182,7 +182,8 @@ def _prepare_runs(
             a = _rounded(_rounded(a * inverse, dtype) * wa, dtype)
             b = _rounded(_rounded(b * inverse, dtype) * wb, dtype)
             if HAS_REST:
-                wc = tl.load(weights + rest_column, mask=rest_held, other=0.0).to(tl.float32)
+                weight = tl.where(head < NUM_HEADS, query_weight, key_weight) + rest_column
+                wc = tl.load(weight, mask=rest_held, other=0.0).to(tl.float32)
                 rest_key = (_rounded(c * inverse, dtype) * wc).to(dtype)
                 tl.store(rest_at, rest_key, mask=rest_held & (head < NUM_ROTATED))
         turned_a, turned_b = a.to(dtype), b.to(dtype)
@@ -193,17 +194,16 @@ def _prepare_runs(
             tl.store(at, turned_a, mask=is_rotated)
             tl.store(at + HALF, turned_b, mask=is_rotated)
         if start + RUN > NUM_HEADS:
-            keys_at = keys + cached + (head - NUM_HEADS) * HEAD_DIM
-            key = keys_at + column
+            key = keys + cached + (head - NUM_HEADS) * HEAD_DIM
             is_key = is_rotated & (head >= NUM_HEADS) & is_cached
             tl.store(key, _finite(turned_a), mask=is_key)
             tl.store(key + HALF, _finite(turned_b), mask=is_key)
             if HAS_REST:
                 is_rest = rest_held & (head >= NUM_HEADS) & (head < NUM_ROTATED) & is_cached
-                tl.store(keys_at + rest_column, _finite(rest_key), mask=is_rest)
+                key = keys + rest_cached + (head - NUM_HEADS) * HEAD_DIM
+                tl.store(key, _finite(rest_key), mask=is_rest)
     if start + RUN > NUM_ROTATED:
-        values_at = values + cached + (head - NUM_ROTATED) * HEAD_DIM
-        value = values_at + column
+        value = values + cached + (head - NUM_ROTATED) * HEAD_DIM
         is_value = held & (head >= NUM_ROTATED)
         finite_a, finite_b = _finite(first), _finite(second)
         tl.store(value, finite_a, mask=is_value & is_cached)
@@ -214,7 +214,8 @@ def _prepare_runs(
         if HAS_REST:
             is_rest = rest_held & (head >= NUM_ROTATED)
             finite_rest = _finite(rest)
-            tl.store(values_at + rest_column, finite_rest, mask=is_rest & is_cached)
+            value = values + rest_cached + (head - NUM_ROTATED) * HEAD_DIM
+            tl.store(value, finite_rest, mask=is_rest & is_cached)
             tl.store(rest_at, finite_rest, mask=is_rest & (finite_rest != rest))
 
 
