@@ -42,7 +42,8 @@ def load_safetensors(
 ) -> None:
     """Fill weights from a model directory. Raises ModelFileError naming file and tensor.
 
-    `ignored` are tensors that the files may have although no weight wants them.
+    `ignored` are tensors that the files may have although no weight wants them; a name that ends
+    in a dot stands for all that begin with it.
     """
     entries = _read_headers(_weight_files(directory))
     wanted: dict[Path, list[Weight]] = {}
@@ -53,8 +54,11 @@ def load_safetensors(
         _check(weight, entry)
         wanted.setdefault(entry.path, []).append(weight)
     taken = {weight.name for weight in weights}
+    ignored_prefixes = tuple(name for name in ignored if name.endswith("."))
     for name, entry in entries.items():
-        if name not in taken and name not in ignored and not name.endswith(_ROTARY_BUFFER):
+        if name in taken or name in ignored or name.startswith(ignored_prefixes):
+            continue
+        if not name.endswith(_ROTARY_BUFFER):
             raise ModelFileError(f"{entry.path}: the tensor {name} is not part of this model")
     for path, weights_of_file in wanted.items():
         _read(path, weights_of_file)

@@ -18,8 +18,6 @@ from worker.layers.linear import Linear
 from worker.layers.row_parallel import RowParallelLinear
 from worker.model_files import read_model_config
 from worker.models import ARCHITECTURES, causal_lm
-from worker.parallel import OneRank
-from worker.weights import fill_with_dummies
 
 EIGHT_HEADS = {"num_attention_heads": 8}
 
@@ -77,28 +75,6 @@ def test_a_layer_exchanges_two_sums_and_nothing_else(tmp_path: Path):
     on_all(partial(Stepper(tmp_path, group=rank).prefill, 0, [1] * 8, [0, 1]) for rank in ranks)
     # Of the last of three layers only the rows that sample are wanted, here one and its padding.
     assert [rank.exchanged for rank in ranks] == [2 * (8 + 8 + 4) * 48] * 2
-
-
-@pytest.mark.parametrize("save", [save_llama, save_qwen3])
-def test_dummy_weights_do_not_depend_on_the_number_of_ranks(tmp_path: Path, save: Any):
-    save(tmp_path, **EIGHT_HEADS, attention_bias=True)
-    config = read_model_config(tmp_path)
-    build = partial(
-        ARCHITECTURES[config.architecture], config, max_model_len=8, dtype=torch.float32, device=CPU
-    )
-    whole = build(group=OneRank())
-    parts = [build(group=rank) for rank in thread_ranks(4)]
-    for model in (whole, *parts):
-        fill_with_dummies(model.weights(), seed=3)
-    of_name = {weight.name: weight for weight in whole.weights()}
-    for model in parts:
-        weights = list(model.weights())
-        assert [weight.name for weight in weights] == list(of_name)
-        for weight in weights:
-            part = of_name[weight.name].target.narrow(
-                weight.dim, weight.start, weight.end - weight.start
-            )
-            assert torch.equal(weight.target, part), weight.name
 
 
 def test_what_a_rank_holds(tmp_path: Path):

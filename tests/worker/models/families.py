@@ -5,7 +5,7 @@ docs/models.md from them (tests/worker/models/page.py).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 SIZES: Mapping[str, Any] = {
@@ -40,6 +40,8 @@ class Family:
     """Of the tiny model, beside `SIZES`; windows are smaller than its texts."""
     example: tuple[str, int, int, int]
     """A model people run: its name, query heads, KV heads, intermediate size."""
+    beside: Mapping[str, Any] | None = None
+    """If the text model is a part of another: what is beside its config."""
     norm_mean: float = 1.0
     """Around which the tiny model's norm weights are drawn."""
     embedding_scale: float = 1.0
@@ -136,7 +138,7 @@ FAMILIES = (
         },
         embedding_scale=12.0,
     ),
-    Family(
+    GEMMA3 := Family(
         architecture="Gemma3ForCausalLM",
         model_type="gemma3_text",
         models="Gemma 3 270M, 1B",
@@ -155,6 +157,26 @@ FAMILIES = (
         },
         norm_mean=0.0,
         embedding_scale=48**0.5,
+    ),
+    replace(
+        GEMMA3,
+        architecture="Gemma3ForConditionalGeneration",
+        model_type="gemma3",
+        models="Gemma 3 4B, 12B, 27B",
+        differs="as `Gemma3ForCausalLM`; text alone, images are not read",
+        example=("Gemma-3-4B", 8, 4, 10_240),
+        beside={
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+            "tie_word_embeddings": False,
+        },
     ),
 )
 
