@@ -26,7 +26,7 @@ help:
 	@echo "make test-gpu  what needs a GPU: its tests, and every back end against float32"
 	@echo "make check   lint, types, imports and tests: what CI runs"
 	@echo "make setup   only install (EXTRAS=cuda or hopper, TORCH_INDEX=...)"
-	@echo "make format  format the code;  make docs  write docs/protocol.md;  make clean"
+	@echo "make format  format the code;  make docs  write docs/protocol.md and docs/models.md;  make clean"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
@@ -69,6 +69,7 @@ imports: setup-test
 
 docs: setup
 	$(BIN)/python -m protocol.reference > docs/protocol.md
+	$(BIN)/python -m tests.worker.models.page > docs/models.md
 
 format: setup-test
 	$(BIN)/ruff format .

@@ -34,8 +34,8 @@ def load_safetensors(
 ) -> int:
     """Fill weights from a model directory by some threads and return the bytes read.
 
-    `ignored` are tensors that the files may have although no weight wants them. Raises
-    ModelFileError naming file and tensor.
+    `ignored` are tensors that the files may have although no weight wants them; a name that ends
+    in a dot stands for all that begin with it. Raises ModelFileError naming file and tensor.
     """
     stored = read_headers(directory)
     wanted: dict[Path, list[StoredPart]] = {}
@@ -45,9 +45,10 @@ def load_safetensors(
             raise ModelFileError(f"{directory}: no file holds the tensor {weight.name}")
         _check(weight, tensor)
         wanted.setdefault(tensor.path, []).append(_part(weight, tensor))
+    ignored_prefixes = tuple(name for name in ignored if name.endswith("."))
     unused = stored.keys() - {weight.name for weight in weights} - ignored
     for name in sorted(unused):
-        if not name.endswith(_ROTARY_BUFFER):
+        if not name.endswith(_ROTARY_BUFFER) and not name.startswith(ignored_prefixes):
             raise ModelFileError(
                 f"{stored[name].path}: the tensor {name} is not part of this model"
             )

@@ -1,11 +1,11 @@
 """One row for each architecture: a tiny model of it, and what is known to hold.
 
-tests/worker/models/test_families.py holds every row to transformers; `python -m
-tests.worker.models.page` writes docs/models.md from them.
+tests/worker/models/test_families.py holds every row to transformers; `make docs` writes
+docs/models.md from them (tests/worker/models/page.py).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 SIZES: Mapping[str, Any] = {
@@ -38,8 +38,14 @@ class Family:
     """What it has that Llama has not."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Of the tiny model, beside `SIZES`; windows are smaller than its texts."""
+    example: tuple[str, int, int, int]
+    """A model people run: its name, query heads, KV heads, intermediate size."""
+    beside: Mapping[str, Any] | None = None
+    """If the text model is a part of another: what is beside its config."""
     norm_mean: float = 1.0
     """Around which the tiny model's norm weights are drawn."""
+    embedding_scale: float = 1.0
+    """What the model multiplies embeddings by; the tiny one's are divided by it: layers count."""
     gguf: str | None = None
     """GGUF's name of the architecture, where such files are read."""
     on_gpu: bool = False
@@ -52,6 +58,7 @@ FAMILIES = (
         model_type="llama",
         models="Llama 2, 3, 3.1, 3.2, 3.3; SmolLM2; TinyLlama; Yi",
         differs="",
+        example=("Llama-3.1-8B", 32, 8, 14_336),
         gguf="llama",
         on_gpu=True,
     ),
@@ -60,6 +67,7 @@ FAMILIES = (
         model_type="mistral",
         models="Mistral 7B, Nemo, Small 24B",
         differs="a window in every layer, or none",
+        example=("Mistral-7B", 32, 8, 14_336),
         config={"sliding_window": 9, "head_dim": 8},
     ),
     Family(
@@ -67,6 +75,7 @@ FAMILIES = (
         model_type="qwen2",
         models="Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen",
         differs="biases of q, k and v; windows in later layers, or none",
+        example=("Qwen2.5-7B", 28, 4, 18_944),
         config={"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
         gguf="qwen2",
     ),
@@ -75,6 +84,7 @@ FAMILIES = (
         model_type="qwen3",
         models="Qwen3 dense, all sizes",
         differs="queries and keys normalised head by head",
+        example=("Qwen3-8B", 32, 8, 12_288),
         config={"head_dim": 12, "tie_word_embeddings": True},
         gguf="qwen3",
         on_gpu=True,
@@ -84,6 +94,7 @@ FAMILIES = (
         model_type="phi3",
         models="Phi-3 mini, medium; Phi-3.5 mini; Phi-4, Phi-4-mini",
         differs="fused tensors in the checkpoint; part of a head rotated; LongRoPE; a window",
+        example=("Phi-4", 40, 10, 17_920),
         config={
             "sliding_window": 9,
             "head_dim": 8,
@@ -95,7 +106,7 @@ FAMILIES = (
                 "short_factor": [1.0, 1.5, 2.0],
                 "long_factor": [1.0, 3.0, 8.0],
             },
-            "original_max_position_embeddings": 64,
+            "original_max_position_embeddings": 16,
         },
     ),
     Family(
@@ -103,6 +114,7 @@ FAMILIES = (
         model_type="smollm3",
         models="SmolLM3-3B",
         differs="every fourth layer does not rotate",
+        example=("SmolLM3-3B", 16, 4, 11_008),
         config={"no_rope_layer_interval": 2, "tie_word_embeddings": True},
     ),
     Family(
@@ -110,28 +122,32 @@ FAMILIES = (
         model_type="olmo2",
         models="OLMo 2 1B, 7B, 13B, 32B",
         differs="norms behind attention and feed-forward; q and k normalised as a whole",
+        example=("OLMo-2-7B", 32, 32, 11_008),
     ),
     Family(
         architecture="GraniteForCausalLM",
         model_type="granite",
         models="Granite 3.0 to 3.3, dense",
         differs="embedding, residual, scores and logits scaled",
+        example=("Granite-3.3-8B", 32, 8, 12_800),
         config={
             "embedding_multiplier": 12.0,
             "residual_multiplier": 0.22,
             "attention_multiplier": 0.3,
             "logits_scaling": 8.0,
-            "tie_word_embeddings": True,
             "attention_bias": True,
         },
+        embedding_scale=12.0,
     ),
-    Family(
+    GEMMA3 := Family(
         architecture="Gemma3ForCausalLM",
         model_type="gemma3_text",
         models="Gemma 3 270M, 1B",
         differs="four norms a layer; GELU; windows with a RoPE base of their own; scaled embedding",
+        example=("Gemma-3-1B", 4, 1, 6_912),
         config={
             "sliding_window": 9,
+            "tie_word_embeddings": False,
             "head_dim": 12,
             "query_pre_attn_scalar": 20,
             "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
@@ -142,6 +158,28 @@ FAMILIES = (
         },
         norm_mean=0.0,
         gguf="gemma3",
+        embedding_scale=48**0.5,
+    ),
+    replace(
+        GEMMA3,
+        architecture="Gemma3ForConditionalGeneration",
+        model_type="gemma3",
+        gguf=None,
+        models="Gemma 3 4B, 12B, 27B",
+        differs="as `Gemma3ForCausalLM`; text alone, images are not read",
+        example=("Gemma-3-4B", 8, 4, 10_240),
+        beside={
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+            "tie_word_embeddings": False,
+        },
     ),
 )
 
