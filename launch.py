@@ -325,10 +325,10 @@ def check_model(config: LaunchConfig, model: ModelConfig) -> None:
     """Refuse what the model does not allow, before anything loads. Raises ConfigError."""
     if not config.fake_workers:
         model.require_legal_tp(config.tp)
-    if config.max_model_len and config.max_model_len > model.max_position_embeddings:
+    if config.max_model_len and config.max_model_len > model.longest_context():
         raise ConfigError(
             f"--max-model-len is {config.max_model_len}, and the model was made for at most "
-            f"{model.max_position_embeddings} tokens."
+            f"{model.longest_context()} tokens."
         )
 
 
