@@ -331,10 +331,10 @@ def check_model(config: LaunchConfig, model: ModelConfig) -> None:
     if not config.fake_workers:
         model.require_legal_tp(config.tp)
         choose_storage(config.quantization, model.quantization)
-    if config.max_model_len and config.max_model_len > model.max_position_embeddings:
+    if config.max_model_len and config.max_model_len > model.longest_context():
         raise ConfigError(
             f"--max-model-len is {config.max_model_len}, and the model was made for at most "
-            f"{model.max_position_embeddings} tokens."
+            f"{model.longest_context()} tokens."
         )
 
 

@@ -184,6 +184,14 @@ def _gemma3(config: JsonObject) -> ModelConfig:
     )
 
 
+def _gemma3_text_part(config: JsonObject) -> ModelConfig:
+    """The text model of one that reads images too, whose config is an object inside the file's."""
+    outer = ("architectures", "dtype", "torch_dtype", "eos_token_id", "quantization_config")
+    text = config.object_or_empty("text_config").with_some_of(config, outer)
+    is_tied = config.flag("tie_word_embeddings", default=True)
+    return replace(_gemma3(text), tie_word_embeddings=is_tied)
+
+
 def _qwen_windows(config: JsonObject, num_layers: int) -> tuple[int | None, ...]:
     """Return the windows: of layers from `max_window_layers` on, or those that are said to."""
     if not config.flag("use_sliding_window"):
@@ -211,6 +219,7 @@ FAMILIES: Mapping[str, FamilyReader] = {
     "Phi3ForCausalLM": _phi3,
     "Olmo2ForCausalLM": _olmo2,
     "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3_text_part,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "GptOssForCausalLM": read_gpt_oss,
 }

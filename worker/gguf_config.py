@@ -5,33 +5,23 @@ windows: those constants are llama.cpp's.
 """
 
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from protocol.errors import ModelFileError
-from worker.gguf_file import GgufHeader, MetadataValue, read_gguf_header
+from worker.gguf_file import GgufHeader, read_gguf_header
+from worker.gguf_metadata import GgufMetadata
+from worker.gguf_rope import gguf_rope
 from worker.model_config import CheckpointDtype, ModelConfig, merge_token_ids
-from worker.rope_config import (
-    FactorScaling,
-    LinearScaling,
-    RopeConfig,
-    RopeScaling,
-    YarnScaling,
-    yarn_attention_factor,
-)
-
-ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor that holds Llama 3.1's frequency factors, float32."""
+from worker.rope_config import RopeConfig
 
 _GEMMA3_PATTERN = 6
 """One layer in so many attends to its whole context."""
 _GEMMA3_LOCAL_THETA = 10_000.0
 _GEMMA3_27B_LAYERS = 62
 """Gemma 3 27B, told by its layers, scales scores by hidden size over heads, not by head size."""
-_FLOAT32 = 0
 _CHECKPOINT_DTYPES: dict[int, CheckpointDtype] = {0: "float32", 1: "float16", 32: "bfloat16"}
 """By `general.file_type`; quantised files are computed in bfloat16, whose range always suffices."""
 
@@ -43,7 +33,7 @@ def read_gguf_config(path: Path) -> ModelConfig:
 
 def gguf_config(header: GgufHeader) -> ModelConfig:
     """Return the config that a GGUF header describes. Raises ModelFileError."""
-    keys = _Metadata(header)
+    keys = GgufMetadata(header)
     name = keys.text("general.architecture")
     if name not in FAMILIES:
         raise ModelFileError(
@@ -53,16 +43,16 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
     return FAMILIES[name](keys, _plain_config(keys, header, name))
 
 
-def _plain_config(keys: "_Metadata", header: GgufHeader, name: str) -> ModelConfig:
+def _plain_config(keys: GgufMetadata, header: GgufHeader, name: str) -> ModelConfig:
     """Return what the keys common to all families say, the rest as Llama has it."""
     hidden_size = keys.integer(f"{name}.embedding_length")
     num_heads = keys.integer(f"{name}.attention.head_count")
     if num_heads < 1:
         raise keys.bad(f"{name}.attention.head_count", "must be at least 1")
     head_dim = keys.integer(f"{name}.attention.key_length", hidden_size // num_heads)
-    for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
-        if keys.integer(key, head_dim) != head_dim:
-            raise keys.bad(key, f"must equal the head size, {head_dim}")
+    key = f"{name}.attention.value_length"
+    if keys.integer(key, head_dim) != head_dim:
+        raise keys.bad(key, f"must equal the head size, {head_dim}")
     if keys.integer(f"{name}.expert_count", 0):
         raise keys.bad(f"{name}.expert_count", "must be 0: mixtures of experts are not supported")
     num_layers = keys.integer(f"{name}.block_count")
@@ -70,11 +60,8 @@ def _plain_config(keys: "_Metadata", header: GgufHeader, name: str) -> ModelConf
         raise keys.bad(f"{name}.block_count", "must be 1 to 1024")
     if head_dim < 1:
         raise keys.bad(f"{name}.attention.key_length", "must be at least 2")
-    rope = RopeConfig(
-        theta=keys.number(f"{name}.rope.freq_base", 10_000.0),
-        rotary_dim=head_dim,
-        scaling=_rope_scaling(keys, header, name),
-    )
+    context_length = keys.integer(f"{name}.context_length")
+    rope = gguf_rope(keys, header, head_dim=head_dim, context_length=context_length)
     return ModelConfig(
         source=header.path,
         architecture="LlamaForCausalLM",
@@ -92,7 +79,7 @@ def _plain_config(keys: "_Metadata", header: GgufHeader, name: str) -> ModelConf
         ropes=(rope,) * num_layers,
         windows=(None,) * num_layers,
         attention_scale=head_dim**-0.5,
-        max_position_embeddings=keys.integer(f"{name}.context_length"),
+        max_position_embeddings=context_length,
         tie_word_embeddings="output.weight" not in header.tensors,
         qkv_bias="blk.0.attn_q.bias" in header.tensors,
         output_bias="blk.0.attn_output.bias" in header.tensors,
@@ -112,21 +99,21 @@ def _plain_config(keys: "_Metadata", header: GgufHeader, name: str) -> ModelConf
     )
 
 
-def _llama(_keys: "_Metadata", plain: ModelConfig) -> ModelConfig:
+def _llama(_keys: GgufMetadata, plain: ModelConfig) -> ModelConfig:
     return plain
 
 
-def _qwen2(_keys: "_Metadata", plain: ModelConfig) -> ModelConfig:
+def _qwen2(_keys: GgufMetadata, plain: ModelConfig) -> ModelConfig:
     if not plain.qkv_bias:
         raise ModelFileError(f"{plain.source}: the tensor blk.0.attn_q.bias is missing")
     return replace(plain, architecture="Qwen2ForCausalLM")
 
 
-def _qwen3(_keys: "_Metadata", plain: ModelConfig) -> ModelConfig:
+def _qwen3(_keys: GgufMetadata, plain: ModelConfig) -> ModelConfig:
     return replace(plain, architecture="Qwen3ForCausalLM", query_key_norm="head")
 
 
-def _gemma3(keys: "_Metadata", plain: ModelConfig) -> ModelConfig:
+def _gemma3(keys: GgufMetadata, plain: ModelConfig) -> ModelConfig:
     """Most layers attend to a window and rotate unscaled by a base of their own."""
     windows = _gemma3_windows(keys, plain.num_layers)
     local_rope = RopeConfig(
@@ -154,7 +141,7 @@ def _gemma3(keys: "_Metadata", plain: ModelConfig) -> ModelConfig:
     )
 
 
-def _gemma3_windows(keys: "_Metadata", num_layers: int) -> tuple[int | None, ...]:
+def _gemma3_windows(keys: GgufMetadata, num_layers: int) -> tuple[int | None, ...]:
     """Return the windows: of the layers that are said to have one, or of all but every so manieth.
 
     Some files say each layer's kind, some how many layers make a round, most nothing.
@@ -171,7 +158,8 @@ def _gemma3_windows(keys: "_Metadata", num_layers: int) -> tuple[int | None, ...
     return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
 
 
-FAMILIES: Mapping[str, "_Family"] = {
+_Family: TypeAlias = Callable[[GgufMetadata, ModelConfig], ModelConfig]
+FAMILIES: Mapping[str, _Family] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
@@ -180,96 +168,9 @@ FAMILIES: Mapping[str, "_Family"] = {
 """By `general.architecture`. What a family's tensors are called is in `worker.gguf_names`."""
 
 
-class _Metadata:
-    """Typed access to a header's metadata; every complaint names file and key."""
-
-    def __init__(self, header: GgufHeader) -> None:
-        self._path = header.path
-        self._values = header.metadata
-
-    def bad(self, key: str, what: str) -> ModelFileError:
-        value = repr(self._values.get(key))
-        return ModelFileError(f"{self._path}: {key} is {value[:80]}; it {what}")
-
-    def value(self, key: str, default: MetadataValue) -> MetadataValue:
-        return self._values.get(key, default)
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.optional_integer(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.bad(key, "must be an integer")
-        return value
-
-    def optional_integer(self, key: str) -> int | None:
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.bad(key, "must be an integer")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.bad(key, "must be a number")
-        return float(value)
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._values.get(key, default)
-        if not isinstance(value, str):
-            raise self.bad(key, "must be a string")
-        return value
-
-    def token_id(self, key: str) -> tuple[int, ...]:
-        value = self.optional_integer(key)
-        return () if value is None else (value,)
-
-
-_Family: TypeAlias = Callable[[_Metadata, ModelConfig], ModelConfig]
-
-
-def _vocab_size(keys: _Metadata, header: GgufHeader, key: str) -> int:
+def _vocab_size(keys: GgufMetadata, header: GgufHeader, key: str) -> int:
     tokens = header.array_lengths.get("tokenizer.ggml.tokens")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is not None and embedding.shape:
         return embedding.shape[0]
     return keys.integer(key, tokens)
-
-
-def _rope_scaling(keys: _Metadata, header: GgufHeader, name: str) -> RopeScaling | None:
-    factors = header.tensors.get(ROPE_FACTORS)
-    if factors is not None:
-        return FactorScaling(factors=_read_factors(header))
-    match keys.text(f"{name}.rope.scaling.type", "none"):
-        case "none":
-            return None
-        case "linear":
-            return LinearScaling(factor=keys.number(f"{name}.rope.scaling.factor"))
-        case "yarn":
-            factor = keys.number(f"{name}.rope.scaling.factor")
-            given = keys.number(f"{name}.rope.scaling.attn_factor", 1.0)
-            return YarnScaling(
-                factor=factor,
-                original_max_position_embeddings=keys.integer(
-                    f"{name}.rope.scaling.original_context_length"
-                ),
-                # Readers multiply by what is given.
-                attention_factor=given * yarn_attention_factor(factor),
-            )
-        case _:
-            raise keys.bad(f"{name}.rope.scaling.type", "must be none, linear or yarn")
-
-
-def _read_factors(header: GgufHeader) -> tuple[float, ...]:
-    tensor = header.tensors[ROPE_FACTORS]
-    if tensor.type_id != _FLOAT32 or len(tensor.shape) != 1 or not 1 <= tensor.shape[0] <= 512:
-        raise ModelFileError(f"{header.path}: {ROPE_FACTORS} must be float32, [head size / 2]")
-    layout = struct.Struct(f"<{tensor.shape[0]}f")
-    with open(header.path, "rb") as file:
-        file.seek(tensor.offset)
-        data = file.read(layout.size)
-    if len(data) != layout.size:
-        raise ModelFileError(f"{header.path} ends inside {ROPE_FACTORS}; it is truncated")
-    return layout.unpack(data)

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from protocol.errors import ModelFileError
 from worker.finite import all_finite
-from worker.gguf_config import ROPE_FACTORS
 from worker.gguf_file import GgufHeader, GgufTensor
 from worker.gguf_names import gguf_name
+from worker.gguf_rope import ROPE_TENSORS
 from worker.huge_pages import advise_huge_pages
 from worker.tensor_reader import (
     StoredPart,
@@ -108,7 +108,7 @@ def load_gguf(
     family = str(header.metadata["general.architecture"])
     places = [_place(header, family, weight, head_dim) for weight in weights]
     known = {
-        ROPE_FACTORS,
+        *ROPE_TENSORS,
         *(place.name for place in places),
         *(gguf_name(name, family) for name in ignored),
     }

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -61,6 +61,11 @@ class JsonObject:
     def with_defaults(self, defaults: Json) -> "JsonObject":
         """Return the object with values for keys that it does not have."""
         return JsonObject(self._source, defaults | self._values, prefix=self._prefix)
+
+    def with_some_of(self, other: "JsonObject", keys: Collection[str]) -> "JsonObject":
+        """Return the object with another's values for those of the keys that the other has."""
+        values = {key: other._values[key] for key in keys if key in other._values}
+        return JsonObject(self._source, self._values | values, prefix=self._prefix)
 
     def require_one_of(self, key: str, allowed: Sequence[object]) -> None:
         """Raise ModelFileError unless the key is absent or has one of these values."""

@@ -9,7 +9,7 @@ a rank that has loaded its weights and run a worst step puts what it measured in
 
 from dataclasses import dataclass
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelFileError
 from worker.graph_sizes import max_num_graphs
 from worker.model_config import ModelConfig
 from worker.product_shapes import config_sizes, rank_products
@@ -141,6 +141,23 @@ def weight_bytes(model: ModelConfig, *, tp: int, item_bytes: int, storage: Stora
         for shape in products
     )
     return weight_count(model, tp=tp) * item_bytes - saved
+
+
+def require_weights_fit(
+    model: ModelConfig, *, tp: int, item_bytes: int, storage: Storage, available_bytes: int
+) -> None:
+    """Raise ModelFileError for sizes whose weights a rank has no memory for, before it asks for it.
+
+    The system may promise such memory, and kill a process that takes it at its word.
+    """
+    needed = weight_bytes(model, tp=tp, item_bytes=item_bytes, storage=storage)
+    if needed > available_bytes:
+        raise ModelFileError(
+            f"{model.source}: hidden_size {model.hidden_size}, intermediate_size "
+            f"{model.intermediate_size}, num_hidden_layers {model.num_layers} and vocab_size "
+            f"{model.vocab_size} make weights of {_gib(needed)} a rank, and there are "
+            f"{_gib(available_bytes)} of memory"
+        )
 
 
 def estimate_memory(

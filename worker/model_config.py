@@ -160,7 +160,21 @@ class ModelConfig:
 
     def sequence_limit(self, asked: int | None) -> int:
         """Return the most tokens of a sequence: what was asked for, else what the model is for."""
-        return asked or min(self.max_position_embeddings, MAX_MODEL_LEN)
+        usual = [
+            rope.usual_context(self.max_position_embeddings)
+            for rope in dict.fromkeys(self.ropes)
+            if rope is not None
+        ]
+        return asked or min(max([self.max_position_embeddings, *usual]), MAX_MODEL_LEN)
+
+    def longest_context(self) -> int:
+        """Return the most tokens that may be asked for: what the model or its RoPE is for."""
+        longest = [
+            rope.longest_context(self.max_position_embeddings)
+            for rope in dict.fromkeys(self.ropes)
+            if rope is not None
+        ]
+        return max([self.max_position_embeddings, *longest])
 
     def require_legal_tp(self, tp: int) -> None:
         """Raise ConfigError unless the model can be divided among `tp` ranks."""

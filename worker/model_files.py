@@ -25,6 +25,9 @@ def read_model_config(path: Path) -> ModelConfig:
         return read_gguf_config(path)
     if not path.is_dir():
         raise ModelFileError(f"{path} is neither a model directory nor a .gguf file")
+    files = sorted(path.glob("*.gguf"))
+    if files and not (path / "config.json").exists():
+        raise ModelFileError(f"{path} holds no config.json but GGUF files: name one, {files[0]}")
     return read_config_json(path)
 
 

@@ -27,7 +27,7 @@ from worker.kv_cache import (
     require_cpu_memory,
 )
 from worker.layers.linear import fewest_rows
-from worker.memory_plan import DEFAULT_NUM_SEQS, MemoryPlan, graph_reserve
+from worker.memory_plan import DEFAULT_NUM_SEQS, MemoryPlan, graph_reserve, require_weights_fit
 from worker.model_config import ModelConfig
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
@@ -63,8 +63,16 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     model_config.require_legal_tp(config.tp)
     device = _device(config)
     dtype = _dtype(config, model_config, device)
-    choice = _attention(config, model_config, dtype, device)
+    is_cuda = device.type == "cuda"
     storage = _storage(config, model_config, dtype, device)
+    require_weights_fit(
+        model_config,
+        tp=config.tp,
+        item_bytes=dtype.itemsize,
+        storage=storage,
+        available_bytes=torch.cuda.mem_get_info(device)[1] if is_cuda else available_memory_bytes(),
+    )
+    choice = _attention(config, model_config, dtype, device)
     heads = divide_heads(
         model_config.num_heads, model_config.num_kv_heads, rank=config.rank, size=config.tp
     )
@@ -139,7 +147,8 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         sampler=cuda_sampler
         or TorchSlotSampler(sampling, ShardedSampler(model_config.vocab_size, group)),
         tp=config.tp,
-        min_rows=fewest_rows(device, dtype),
+        # Rows that only fill up a step would have experts read that no other row needs.
+        min_rows=fewest_rows(device, dtype) if model_config.experts is None else 1,
         device=device,
         host_blocks=host_blocks,
     )

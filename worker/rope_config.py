@@ -94,6 +94,30 @@ class RopeConfig:
     """The first numbers of a head that are turned; the others stay as they are."""
     scaling: RopeScaling | None = None
 
+    def usual_context(self, max_position_embeddings: int) -> int:
+        """Return how many tokens a sequence may have unless another length is asked for.
+
+        YaRN is often added to a file by hand, which leaves the file's length at the original one.
+        """
+        match self.scaling:
+            case YarnScaling() as yarn:
+                stretched = yarn.original_max_position_embeddings * yarn.factor
+                return max(max_position_embeddings, int(min(stretched, MAX_POSITIONS)))
+            case _:
+                return max_position_embeddings
+
+    def longest_context(self, max_position_embeddings: int) -> int:
+        """Return the most tokens that may be asked for.
+
+        A dynamic base is stretched only then, since that changes short sequences too.
+        """
+        match self.scaling:
+            case DynamicScaling(factor=factor):
+                stretched = max_position_embeddings * factor
+                return max(max_position_embeddings, int(min(stretched, MAX_POSITIONS)))
+            case _:
+                return self.usual_context(max_position_embeddings)
+
     def check(self, source: Path, head_dim: int) -> None:
         """Raise ModelFileError, naming the file and the key, unless heads can be turned so."""
         check = _Check(source)

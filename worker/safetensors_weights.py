@@ -40,8 +40,8 @@ def load_safetensors(
 ) -> int:
     """Fill weights from a model directory by some threads and return the bytes read.
 
-    `ignored` are tensors that the files may have although no weight wants them. Raises
-    ModelFileError naming file and tensor.
+    `ignored` are tensors that the files may have although no weight wants them; a name that ends
+    in a dot stands for all that begin with it. Raises ModelFileError naming file and tensor.
     """
     stored = read_headers(directory)
     wanted: dict[Path, list[StoredPart]] = {}
@@ -51,9 +51,10 @@ def load_safetensors(
             raise ModelFileError(f"{directory}: no file holds the tensor {weight.name}")
         _check(weight, tensor)
         wanted.setdefault(tensor.path, []).append(_part(weight, tensor))
+    ignored_prefixes = tuple(name for name in ignored if name.endswith("."))
     unused = stored.keys() - {weight.name for weight in weights} - ignored
     for name in sorted(unused):
-        if not name.endswith(_ROTARY_BUFFER):
+        if not name.endswith(_ROTARY_BUFFER) and not name.startswith(ignored_prefixes):
             raise ModelFileError(
                 f"{stored[name].path}: the tensor {name} is not part of this model"
             )
@@ -86,7 +87,10 @@ def _without_weights(directory: Path) -> ModelFileError:
     """Return the sentence about a directory without a file that can be read."""
     names = sorted(file.name for file in directory.iterdir() if file.suffix in PICKLED_SUFFIXES)
     if not names:
-        return ModelFileError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+        return ModelFileError(
+            f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}; weights in other forms "
+            "than safetensors and GGUF are not read"
+        )
     return ModelFileError(
         f"{directory} holds its weights as {names[0]}, which can run code when it is read and is "
         "therefore not; convert it once, where you trust it, with transformers: "

@@ -26,8 +26,9 @@ from worker.huge_pages import advise_huge_pages
 
 _MAX_THREADS = 8
 """More only wait for each other in the kernel."""
-_READ_BYTES = 1 << 20
-"""A read, whose numbers are looked at, and converted, while the core's own cache has them."""
+_READ_BYTES = 1 << 18
+"""A read, whose numbers are looked at while the core's own cache has them."""
+_CONVERTED_BYTES = 1 << 20
 _UPLOAD_BYTES = 8 << 20
 _DIRECT_BYTES = 16 << 20
 """What a thread is given at a time to read without a buffer: enough for giving not to count."""
@@ -143,7 +144,7 @@ def _rows(part: StoredPart) -> Iterator[tuple[int, int]]:
 def _piece_bytes(part: StoredPart) -> int:
     if part.is_direct:
         return _DIRECT_BYTES
-    return _UPLOAD_BYTES if part.target.is_cuda else _READ_BYTES
+    return _UPLOAD_BYTES if part.target.is_cuda else _CONVERTED_BYTES
 
 
 def _row_bytes(part: StoredPart) -> int:

@@ -51,7 +51,8 @@ def convert(model: Path) -> Conversion:
         gguf_file=model.name,
         is_byte_level=_value(model, fields, "tokenizer.ggml.model", str) == "gpt2",
     )
-    return Conversion(tokenizer_json, facts)
+    num_tokens = len(_value(model, fields, "tokenizer.ggml.tokens", list[str]))
+    return Conversion(_without_strangers(tokenizer_json, num_tokens), facts)
 
 
 def _tokenizer_json(
@@ -73,6 +74,15 @@ def _tokenizer_json(
             f"The tokenizer of {model} cannot be converted ({type(error).__name__}: {error}); "
             f"a directory with a tokenizer.json would do."
         ) from error
+
+
+def _without_strangers(tokenizer_json: bytes, num_tokens: int) -> bytes:
+    """Drop added tokens that the file has not: a class's defaults, with ids that no model knows."""
+    tokenizer = msgspec.json.decode(tokenizer_json)
+    tokenizer["added_tokens"] = [
+        token for token in tokenizer["added_tokens"] if token["id"] < num_tokens
+    ]
+    return msgspec.json.encode(tokenizer)
 
 
 def _gguf_fields(model: Path) -> Mapping[str, gguf.ReaderField]:

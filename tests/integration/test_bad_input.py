@@ -197,6 +197,27 @@ def test_a_missing_tensor_is_named(launch, broken):
     assert "model.norm.weight" in last
 
 
+def test_a_number_that_is_none_is_found(launch, broken):
+    weights = tiny_weights()
+    weights["model.layers.1.mlp.up_proj.weight"][40, 7] = np.nan
+    save_file(weights, broken / "model.safetensors")
+    code, last = end_of(launch("--model", str(broken), wait=False))
+    assert code == 2
+    assert last.startswith(
+        f"launch.py: {broken}/model.safetensors: the tensor model.layers.1.mlp.up_proj.weight has "
+        "values that are NaN or infinite"
+    )
+
+
+def test_sizes_that_no_memory_holds_are_refused_at_once(launch, broken):
+    absurd = {"vocab_size": 1 << 22, "hidden_size": 1 << 17, "head_dim": 8}
+    (broken / "config.json").write_text(json.dumps(TINY | absurd))
+    code, last = end_of(launch("--model", str(broken), wait=False))
+    assert code == 2
+    assert "config.json: hidden_size 131072" in last
+    assert "vocab_size 4194304 make weights of" in last
+
+
 @pytest.mark.parametrize("size", [0, 100, 1_000_000])
 def test_a_truncated_gguf_is_refused(launch, tmp_path, size):
     from worker.find_model import bundled_model

@@ -17,12 +17,13 @@ ROUTES = Routes(
 )
 
 
-def normal(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64)
-
-
 def whole_weights() -> tuple[torch.Tensor, ...]:
-    torch.manual_seed(1)
+    # A generator of its own: ranks draw at the same time.
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator)
+
     return (
         normal(NUM_EXPERTS, 2 * INNER, HIDDEN),
         normal(NUM_EXPERTS, 2 * INNER),

@@ -165,3 +165,24 @@ def test_what_is_not_computed_is_refused(
         read(tmp_path, name, **changes)
     for word in ["config.json", *words]:
         assert word in str(error.value)
+
+
+def test_a_text_model_that_is_part_of_another(tmp_path: Path):
+    text = SIZES | GEMMA | {"sliding_window": 6, "eos_token_id": 1, "tie_word_embeddings": False}
+    outer = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "eos_token_id": [1, 106],
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    config = read_config_json(tmp_path)
+    assert config.eos_token_ids == (1, 106)
+    assert config.dtype == "bfloat16"
+    assert config.tie_word_embeddings
+    assert config.windows == (6,) * 4
+    (tmp_path / "config.json").write_text(
+        json.dumps(outer | {"text_config": text | {"hidden_size": 0}})
+    )
+    with pytest.raises(ModelFileError, match="hidden_size is 0"):
+        read_config_json(tmp_path)

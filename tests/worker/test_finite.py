@@ -16,6 +16,7 @@ def test_only_nan_and_infinity_are_found(dtype: torch.dtype):
     fine = [0.0, -0.0, 1.0, -1.0, limits.max, limits.min, limits.tiny, -limits.tiny]
     values = torch.tensor(fine * 40, dtype=dtype)
     assert finite(values)
+    assert finite(values.clamp(-1.9, 1.9))
     for bad in (float("inf"), float("-inf"), float("nan"), -float("nan")):
         for place in (0, 101, len(values) - 1):
             broken = values.clone()

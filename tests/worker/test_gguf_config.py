@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ import pytest
 from protocol.errors import ModelFileError
 from worker.gguf_config import gguf_config
 from worker.gguf_file import GgufHeader, GgufTensor
-from worker.rope_config import LinearScaling, YarnScaling
+from worker.rope_config import LinearScaling
 
 HEADER = GgufHeader(
     path=Path("model.gguf"),
@@ -129,26 +128,6 @@ def test_qwen2_has_biases():
     assert (config.architecture, config.qkv_bias) == ("Qwen2ForCausalLM", True)
 
 
-def test_yarn_scaling():
-    header = changed(
-        llama__rope__scaling__type="yarn",
-        llama__rope__scaling__factor=4.0,
-        llama__rope__scaling__original_context_length=64,
-    )
-    rope = gguf_config(header).ropes[0]
-    assert rope is not None
-    assert rope.scaling == YarnScaling(
-        factor=4.0,
-        original_max_position_embeddings=64,
-        attention_factor=0.1 * math.log(4.0) + 1.0,
-    )
-
-
-def test_linear_scaling():
-    header = changed(llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0)
-    assert [rope.scaling for rope in gguf_config(header).ropes] == [LinearScaling(factor=4.0)] * 2
-
-
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
@@ -158,14 +137,8 @@ def test_linear_scaling():
         ({"llama__block_count": 2.0}, ["llama.block_count", "integer"]),
         ({"llama__attention__head_count": 0}, ["head_count", "at least 1"]),
         ({"llama__attention__head_count_kv": (2, 2)}, ["head_count_kv", "integer"]),
-        ({"llama__rope__dimension_count": 4}, ["dimension_count", "head size, 8"]),
         ({"llama__attention__value_length": 16}, ["value_length", "head size, 8"]),
         ({"llama__expert_count": 8}, ["expert_count", "mixtures"]),
-        ({"llama__rope__scaling__type": "longrope"}, ["scaling.type", "none, linear or yarn"]),
-        (
-            {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0},
-            ["original_context_length is None", "integer"],
-        ),
         ({"llama__attention__layer_norm_rms_epsilon": "x"}, ["epsilon", "number"]),
     ],
 )

@@ -13,6 +13,10 @@ from protocol.errors import ModelFileError
 from tests.worker.models.families import FAMILIES
 from tests.worker.models.harness import assert_equal_to_transformers, save_family
 from tests.worker.tiny_models import Stepper
+from worker.layers.experts import Routes
+from worker.model_files import read_model_config
+from worker.model_loading import load_model
+from worker.parallel import OneRank
 
 (FAMILY,) = [family for family in FAMILIES if family.model_type == "gpt_oss"]
 # Two ranks have one and a half blocks of inputs each, four three quarters of one.
@@ -53,4 +57,32 @@ def test_a_config_that_says_packed_of_files_that_are_not(tmp_path: Path):
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelFileError, match=r"no file holds .*gate_up_proj_blocks"):
+        Stepper(tmp_path)
+
+
+def test_dummies_of_packed_experts(tmp_path: Path):
+    save_packed(tmp_path)
+    config = read_model_config(tmp_path)
+    model, _ = load_model(
+        tmp_path,
+        config,
+        group=OneRank(),
+        max_model_len=8,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        dummy_seed=0,
+    )
+    with torch.inference_mode():
+        routes = Routes(torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.5]]))
+        hidden = torch.ones(1, 64, dtype=torch.bfloat16)
+        assert model.layers[0].feed_forward.experts(hidden, routes).isfinite().all()
+
+
+def test_packed_experts_that_are_not_bytes(tmp_path: Path):
+    save_packed(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    save_file(tensors | {name: tensors[name].float()}, file)
+    with pytest.raises(ModelFileError, match=r"down_proj_scales is stored as F32; supported: U8$"):
         Stepper(tmp_path)

@@ -21,6 +21,13 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
 
 def text(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(SIZES["vocab_size"]), k=length)
@@ -51,6 +58,8 @@ def test_supported_names():
         {"head_dim": 16},
         {"rope_parameters": LLAMA3},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
+        {"rope_parameters": YARN},
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}},
     ],
     ids=str,
 )

@@ -1,11 +1,12 @@
 """The arithmetic of memory, and its estimate against models that are built."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelFileError
 from tests.worker.quantized_models import awq, save_quantized
 from tests.worker.thread_ranks import thread_ranks
 from tests.worker.tiny_models import CPU, save_llama, save_qwen3
@@ -17,6 +18,7 @@ from worker.memory_plan import (
     MemoryPlan,
     estimate_memory,
     graph_reserve,
+    require_weights_fit,
     weight_bytes,
     weight_count,
 )
@@ -143,3 +145,16 @@ def test_estimate(tmp_path: Path):
         config.head_dim
     )
     assert estimated.workspace > 2 * 64 * 3 * config.intermediate_size
+
+
+def test_weights_that_no_memory_holds(tmp_path: Path):
+    save_llama(tmp_path)
+    model = read_model_config(tmp_path)
+    needed = 4 * weight_count(model, tp=2)
+    require_weights_fit(model, tp=2, item_bytes=4, storage="none", available_bytes=needed)
+    huge = replace(model, vocab_size=1 << 22, hidden_size=1 << 17)
+    for size, words in ((model, "vocab_size 131 make weights of"), (huge, "4194304 make")):
+        with pytest.raises(ModelFileError, match=f"config.json: hidden_size .* {words}"):
+            require_weights_fit(
+                size, tp=2, item_bytes=4, storage="none", available_bytes=needed - 1
+            )

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import ModelFileError
 from worker.model_config import ModelConfig, merge_token_ids
-from worker.rope_config import RopeConfig
+from worker.rope_config import DynamicScaling, RopeConfig, YarnScaling
 
 SMOL = ModelConfig(
     source=Path("config.json"),
@@ -80,6 +80,17 @@ def test_the_longest_sequence_is_what_was_asked_for_or_what_the_model_and_a_fram
     assert SMOL.sequence_limit(None) == 8192
     assert SMOL.sequence_limit(100) == 100
     assert replace(SMOL, max_position_embeddings=10_485_760).sequence_limit(None) == 1 << 20
+
+
+def test_what_rope_stretches_counts():
+    yarn = YarnScaling(factor=4.0, original_max_position_embeddings=8000, attention_factor=1.0)
+    dynamic = DynamicScaling(factor=2.0, original_max_position_embeddings=8192)
+    ropes = [RopeConfig(theta=1e4, rotary_dim=64, scaling=scaling) for scaling in (yarn, dynamic)]
+    stretched, grown = (replace(SMOL, ropes=(None, *[rope] * 29)) for rope in ropes)
+    assert (stretched.sequence_limit(None), stretched.longest_context()) == (32000, 32000)
+    assert (grown.sequence_limit(None), grown.longest_context()) == (8192, 16384)
+    unturned = replace(SMOL, ropes=(None,) * 30)
+    assert (unturned.sequence_limit(None), unturned.longest_context()) == (8192, 8192)
 
 
 def test_merge_token_ids():

@@ -43,3 +43,10 @@ def test_digest_follows_config_and_sizes(tmp_path: Path):
 def test_reading_configs_imports_no_torch():
     code = "import sys, worker.model_files; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_directory_of_gguf_files_wants_one_named(tmp_path: Path):
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(ModelFileError, match=r"holds no config.json but .*name one, .*/a\.gguf"):
+        read_model_config(tmp_path)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from worker.product_shapes import DecoderSizes, ProductShape, rank_products
 
 SIZES = DecoderSizes(hidden=96, intermediate=160, heads=6, kv_heads=2, head_dim=16, vocabulary=131)
@@ -21,3 +23,8 @@ def test_the_second_of_two_ranks():
         ProductShape("down", 96, 80),
         ProductShape("head", 65, 96),
     )
+
+
+def test_experts_are_no_products_of_this_kind():
+    names = [shape.name for shape in rank_products(replace(SIZES, intermediate=0), tp=2)]
+    assert names == ["qkv", "output", "head"]

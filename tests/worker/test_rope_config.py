@@ -113,6 +113,18 @@ def test_a_dynamic_base_needs_two_pairs():
         RopeConfig(theta=1e4, rotary_dim=2, scaling=dynamic).check(Path("config.json"), 8)
 
 
+def test_contexts():
+    """What is usual and the longest, of a file that says 128."""
+    contexts = {}
+    for scaling in [*GOOD, yarn(factor=0.5), yarn(factor=1e300)]:
+        rope = RopeConfig(theta=1e4, rotary_dim=8, scaling=scaling)
+        contexts[scaling] = (rope.usual_context(128), rope.longest_context(128))
+    assert contexts.pop(yarn()) == (512, 512)
+    assert contexts.pop(yarn(factor=1e300)) == (1 << 24, 1 << 24)
+    assert contexts.pop(GOOD[2]) == (128, 256)
+    assert set(contexts.values()) == {(128, 128)}
+
+
 def test_attention_factors():
     assert yarn_attention_factor(4.0) == pytest.approx(1.1386294361)
     assert yarn_attention_factor(0.5) == 1.0

@@ -18,6 +18,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch):
     # So that little tensors take several pieces, and pieces several reads.
     monkeypatch.setattr(worker.tensor_reader, "_READ_BYTES", 64)
     monkeypatch.setattr(worker.tensor_reader, "_DIRECT_BYTES", 200)
+    monkeypatch.setattr(worker.tensor_reader, "_CONVERTED_BYTES", 160)
 
 
 def write(path: Path, *tensors: Tensor) -> list[int]:

@@ -9,7 +9,10 @@ block, so ranks are equally busy wherever the rows go; a sum over the ranks comp
 
 The rows of gate_up alternate, gate and up of one result side by side, as GPT-OSS stores them: a
 tile of the product then has all it needs for the activation (`worker.kernels.expert_products`).
-On CPU there is one product for every expert that has rows, and the others are not touched.
+On CPU there is one product for every expert that has rows, and the others are not touched: by
+oneDNN's (`worker.layers.linear`), Qwen3-30B-A3B's shapes with 32 experts, 8 a row, take 11 ms of
+processor time a layer for one row and 49 ms for 64 in bfloat16, where `F.linear` takes 180 and
+190 (one core of an Intel Xeon with AMX).
 """
 
 from dataclasses import dataclass

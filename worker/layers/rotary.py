@@ -13,7 +13,7 @@ in the model's dtype. A step takes its rows from there once for all layers.
 Two scalings depend on how long a sequence is. transformers recomputes their frequencies when a
 sequence outgrows what they were for. Our keys lie rotated in the cache and are shared by sequences
 of all lengths, so frequencies may never change; they are chosen once, by the longest sequence that
-the engine takes (`--max-model-len`):
+the engine takes (`--max-model-len`; docs/adr/0010):
 
     dynamic     the base that a sequence of just that length would have
     longrope    the long factors if that length exceeds the original context, else the short ones

@@ -7,7 +7,7 @@ import torch
 
 from worker.model_config import ModelConfig
 from worker.models.causal_lm import CausalLM
-from worker.models.gemma3 import build_gemma3
+from worker.models.gemma3 import build_gemma3, build_gemma3_text_part
 from worker.models.gpt_oss import build_gpt_oss
 from worker.models.llama import build_llama
 from worker.models.olmo2 import build_olmo2
@@ -42,6 +42,7 @@ ARCHITECTURES: Mapping[str, ModelBuilder] = {
     "Phi3ForCausalLM": build_phi3,
     "Olmo2ForCausalLM": build_olmo2,
     "Gemma3ForCausalLM": build_gemma3,
+    "Gemma3ForConditionalGeneration": build_gemma3_text_part,
     "Qwen3MoeForCausalLM": build_qwen3_moe,
     "GptOssForCausalLM": build_gpt_oss,
 }

@@ -17,6 +17,7 @@ residual in place (`Linear.add_to`).
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -67,12 +68,20 @@ class CausalLM(nn.Module):
         config: ModelConfig,
         layers: Sequence[nn.Module],
         *,
+        weight_prefix: str = "",
+        ignored_prefixes: tuple[str, ...] = (),
         group: TensorParallel,
         max_model_len: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """`weight_prefix` is what names of tensors begin with in a checkpoint that holds more.
+
+        `ignored_prefixes` are those of what it holds beside them.
+        """
         super().__init__()
+        self._weight_prefix = weight_prefix
+        self._ignored_prefixes = ignored_prefixes
         self.embedding = Embedding(
             config.vocab_size,
             config.hidden_size,
@@ -138,6 +147,10 @@ class CausalLM(nn.Module):
 
     def weights(self) -> Iterator[Weight]:
         """Yield every tensor the checkpoint must have, and where this rank wants it."""
+        for weight in self._own_weights():
+            yield replace(weight, name=f"{self._weight_prefix}{weight.name}")
+
+    def _own_weights(self) -> Iterator[Weight]:
         yield Weight(name="model.embed_tokens.weight", target=self.embedding.weight)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
@@ -147,5 +160,9 @@ class CausalLM(nn.Module):
             yield from stacked_weights(self.output.product, {"lm_head": self.output.ids})
 
     def ignored_weights(self) -> frozenset[str]:
-        """Return names a checkpoint may have although the model does not need them."""
-        return frozenset({"lm_head.weight"}) if self._is_tied else frozenset()
+        """Return names a checkpoint may have although the model does not need them.
+
+        One that ends in a dot stands for all that begin with it.
+        """
+        names = {f"{self._weight_prefix}lm_head.weight"} if self._is_tied else set()
+        return frozenset({*names, *self._ignored_prefixes})

@@ -30,7 +30,41 @@ def build_gemma3(
     device: torch.device,
 ) -> CausalLM:
     """Return a rank's part of a Gemma 3, its weights still empty."""
-    layers = [
+    return CausalLM(
+        config,
+        _layers(config, group, dtype, device),
+        group=group,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def build_gemma3_text_part(
+    config: ModelConfig,
+    *,
+    group: TensorParallel,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> CausalLM:
+    """Return the same of a checkpoint that reads images too, of which only the text is computed."""
+    return CausalLM(
+        config,
+        _layers(config, group, dtype, device),
+        weight_prefix="language_model.",
+        ignored_prefixes=("vision_tower.", "multi_modal_projector."),
+        group=group,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _layers(
+    config: ModelConfig, group: TensorParallel, dtype: torch.dtype, device: torch.device
+) -> list[nn.Module]:
+    return [
         SandwichNormLayer(
             config,
             config_attention(config, layer, group=group, dtype=dtype, device=device),
@@ -40,9 +74,6 @@ def build_gemma3(
         )
         for layer in range(config.num_layers)
     ]
-    return CausalLM(
-        config, layers, group=group, max_model_len=max_model_len, dtype=dtype, device=device
-    )
 
 
 class SandwichNormLayer(nn.Module):

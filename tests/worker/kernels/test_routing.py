@@ -7,6 +7,7 @@ from worker.layers.experts import choose_routes
 DTYPES = [torch.float32, torch.float16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("is_renormalised", [False, True])
 @pytest.mark.parametrize(("rows", "experts", "k"), [(3, 20, 3), (1, 128, 8)])
@@ -38,6 +39,7 @@ def test_a_row_without_numbers_goes_to_experts_that_exist(device):
     assert weights[1].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "k", "num_experts"),
     [(1, 1, 1), (9, 4, 5), (20, 8, 128), (600, 2, 20)],

@@ -5,7 +5,7 @@ docs/models.md from them (tests/worker/models/page.py).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 SIZES: Mapping[str, Any] = {
@@ -40,8 +40,12 @@ class Family:
     """Of the tiny model, beside `SIZES`; windows are smaller than its texts."""
     example: tuple[str, int, int, int]
     """A model people run: its name, query heads, KV heads, intermediate size."""
+    beside: Mapping[str, Any] | None = None
+    """If the text model is a part of another: what is beside its config."""
     norm_mean: float = 1.0
     """Around which the tiny model's norm weights are drawn."""
+    embedding_scale: float = 1.0
+    """What the model multiplies embeddings by; the tiny one's are divided by it: layers count."""
     gguf: str | None = None
     """GGUF's name of the architecture, where such files are read."""
     on_gpu: bool = False
@@ -131,11 +135,11 @@ FAMILIES = (
             "residual_multiplier": 0.22,
             "attention_multiplier": 0.3,
             "logits_scaling": 8.0,
-            "tie_word_embeddings": True,
             "attention_bias": True,
         },
+        embedding_scale=12.0,
     ),
-    Family(
+    GEMMA3 := Family(
         architecture="Gemma3ForCausalLM",
         model_type="gemma3_text",
         models="Gemma 3 270M, 1B",
@@ -143,6 +147,7 @@ FAMILIES = (
         example=("Gemma-3-1B", 4, 1, 6_912),
         config={
             "sliding_window": 9,
+            "tie_word_embeddings": False,
             "head_dim": 12,
             "query_pre_attn_scalar": 20,
             "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
@@ -153,6 +158,28 @@ FAMILIES = (
         },
         norm_mean=0.0,
         gguf="gemma3",
+        embedding_scale=48**0.5,
+    ),
+    replace(
+        GEMMA3,
+        architecture="Gemma3ForConditionalGeneration",
+        model_type="gemma3",
+        gguf=None,
+        models="Gemma 3 4B, 12B, 27B",
+        differs="as `Gemma3ForCausalLM`; text alone, images are not read",
+        example=("Gemma-3-4B", 8, 4, 10_240),
+        beside={
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+            "tie_word_embeddings": False,
+        },
     ),
     Family(
         architecture="Qwen3MoeForCausalLM",

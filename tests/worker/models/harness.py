@@ -18,13 +18,17 @@ TOKENS = [(7 * i + 3) % 131 for i in range(40)]
 def save_family(family: Family, directory: Path, **changes: Any) -> Any:
     """Save a random float32 model of the family and return it."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family.model_type, **{**SIZES, **family.config, **changes})
+    values = {**SIZES, **family.config, **changes}
+    if family.beside is not None:
+        values = {"text_config": values, **family.beside}
+    config = AutoConfig.for_model(family.model_type, **values)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(parameter, mean=family.norm_mean, std=0.3)
         elif name.endswith("bias"):
             torch.nn.init.normal_(parameter)
+    model.get_input_embeddings().weight.data.div_(family.embedding_scale)
     model.save_pretrained(directory)
     assert model.config.architectures == [family.architecture]
     return model
