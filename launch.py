@@ -179,6 +179,10 @@ class LaunchConfig:
     allow_unauthenticated: bool = dataclasses.field(
         default=False, metadata=flag("let other machines in without a key")
     )
+    ignore_generation_config: bool = dataclasses.field(
+        default=False,
+        metadata=flag("take no sampling defaults from the model's generation_config.json"),
+    )
     seed: int = dataclasses.field(
         default=0, metadata=flag("of dummy weights and of requests that bring none")
     )
@@ -402,6 +406,7 @@ def _build_commands(
         api_key_file=config.api_key_file,
         allow_unauthenticated=config.allow_unauthenticated,
         drain_timeout_s=config.drain_timeout_s,
+        ignore_generation_config=config.ignore_generation_config,
         seed=config.seed,
     )
     if config.api_key_file:

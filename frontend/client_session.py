@@ -285,6 +285,7 @@ class ClientSession:
             live_requests=self._engine.num_live_requests,
             waiting_requests=self._engine.waiting_requests,
             cache=self._engine.cache,
+            defaults=self._engine.defaults,
         )
 
 

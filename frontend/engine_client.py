@@ -45,8 +45,10 @@ from protocol.messages import (
     Ping,
     QueuePositions,
     ResetCache,
+    SamplingDefaults,
     TokenDeltas,
 )
+from protocol.sampling import NEUTRAL
 from protocol.validation import longest_sequence, validate_params
 
 SILENCE_LIMIT_S = 5.0
@@ -72,6 +74,8 @@ class EngineClient:
         self.text_model: TextModel | None = None
         self.vocabulary: Vocabulary | None = None
         """What token ids spell, once the text process has said Hello."""
+        self.defaults = SamplingDefaults()
+        """In effect for requests that leave them open."""
         self.waiting_requests = 0
         """At the scheduler, as it last said."""
         self.cache: CacheStats | None = None
@@ -122,8 +126,11 @@ class EngineClient:
         """
         return self.facts is None or time.monotonic() - self._last_heard < SILENCE_LIMIT_S
 
-    def learn_text(self, model: TextModel, vocabulary: Vocabulary) -> None:
-        """Take the model's text facts."""
+    def learn_text(
+        self, model: TextModel, vocabulary: Vocabulary, defaults: SamplingDefaults = NEUTRAL
+    ) -> None:
+        """Take the model's text facts, and the sampling defaults that are in effect."""
+        self.defaults = defaults
         self.text_model = model
         self.vocabulary = vocabulary
         named = vocabulary.token_id(model.special_tokens.get("eos_token", ""))
@@ -159,7 +166,9 @@ class EngineClient:
             raise DeadlineError("The request's time ran out before its prompt was read.") from error
         self._queue.check_room(request.params.n, len(prompt_ids) // 4)
         seed = self._seeds.draw()
-        return settle(request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed)
+        return settle(
+            request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed, defaults=self.defaults
+        )
 
     def start(self, prepared: PreparedRequest, queue: DeltaQueue) -> LiveRequest:
         """Give a prepared request to the scheduler; its deltas come to `queue`."""

@@ -27,7 +27,7 @@ from msgspec import Meta
 from protocol.codes import Code
 from protocol.errors import ErrorCode
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_MODEL_LEN = 1 << 20
@@ -119,21 +119,35 @@ class Numbered(Message, frozen=True, kw_only=True):
 # Parts
 
 
-class SamplingParams(Part, frozen=True, kw_only=True):
-    """How to choose output tokens. The scheduler sees it resolved: seed and max_tokens set."""
+class SamplingDefaults(Part, frozen=True, kw_only=True):
+    """What counts where SamplingParams leave something open: the model's own, else these."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    """0 is greedy; below 1e-5 counts as 0."""
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
-    """Keep the k most likely tokens; 0 or -1 keeps all."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Keep the smallest set of most likely tokens whose probability reaches this."""
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """None: the room left in the context."""
+
+
+class SamplingParams(Part, frozen=True, kw_only=True):
+    """How to choose output tokens. The scheduler sees it resolved: seed and max_tokens set.
+
+    What a client leaves nil and SamplingDefaults have, the frontend takes from the model's.
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    """0 is greedy; below 1e-5 counts as 0."""
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Keep the smallest set of most likely tokens whose probability reaches this."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Drop tokens less likely than this share of the most likely one."""
     seed: Int64 | None = None
     """Any 64-bit integer. None: the frontend draws one."""
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    """Most output tokens. None: the room left in the context."""
+    """Most output tokens."""
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Fewest output tokens before a stop token or stop string counts."""
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
@@ -394,6 +408,8 @@ class StatusReply(Numbered, frozen=True, kw_only=True):
     """At the scheduler."""
     cache: CacheStats | None = None
     """As the scheduler last said; nil before."""
+    defaults: SamplingDefaults = SamplingDefaults()
+    """In effect for requests that leave them open."""
 
 
 class Abort(Numbered, frozen=True, kw_only=True):

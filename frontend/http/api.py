@@ -30,6 +30,7 @@ from frontend.http.replies import (
     ModelList,
     PrefixCache,
     ResetPrefixCacheReply,
+    SamplingDefaultsReply,
     TokenizeReply,
     TokenizerInfo,
     Version,
@@ -281,6 +282,9 @@ class Api:
             created=self._created,
             owned_by="tokenwire",
             max_model_len=facts.max_model_len if facts else None,
+            sampling_defaults=SamplingDefaultsReply(
+                **msgspec.structs.asdict(self._engine.defaults)
+            ),
         )
 
 

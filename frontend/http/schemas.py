@@ -70,10 +70,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     """The name of the model served; absent: that one."""
     max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    """Absent, like the next three: the model's default."""
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
     best_of: int | None = None

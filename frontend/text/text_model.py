@@ -3,7 +3,7 @@
     tokenizer.json                       the tokenizer, as the `tokenizers` library reads it
     tokenizer_config.json                special tokens by name; in older models the chat template
     chat_template.jinja                  the chat template
-    generation_config.json, config.json  the ids that end an answer
+    generation_config.json, config.json  the ids that end an answer; the first also how to sample
 
 A GGUF file, or a directory without tokenizer.json, needs a conversion first
 (`frontend.text.build`).
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from frontend.text.generation_config import GenerationConfig, read_generation_config
 from protocol.errors import ModelFileError
 
 UNCONVERTED_FILES = ("tokenizer.model", "vocab.json", "tekken.json", "spiece.model")
@@ -37,6 +38,8 @@ class TextModel(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that end an answer."""
     add_bos: bool = False
     """Put bos_token before a text even where the tokenizer file does not say so."""
+    generation: GenerationConfig = GenerationConfig()
+    """What it says of sampling."""
 
 
 class _TokenText(msgspec.Struct, frozen=True):
@@ -71,6 +74,7 @@ def read_directory(directory: Path) -> TextModel:
         special_tokens=dict(_special_tokens(directory)),
         eos_ids=list(dict.fromkeys(_eos_ids(directory))),
         add_bos=bool(config.add_bos_token),
+        generation=read_generation_config(directory),
     )
 
 

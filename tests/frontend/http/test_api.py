@@ -6,7 +6,7 @@ import time
 import pytest
 
 from protocol.columns import unpack_int32
-from protocol.messages import PROTOCOL_VERSION, CacheStats, FinishReason, Ping
+from protocol.messages import PROTOCOL_VERSION, CacheStats, FinishReason, Ping, SamplingDefaults
 from tests.frontend.conftest import until
 
 CHAT = "/v1/chat/completions"
@@ -360,6 +360,36 @@ def test_the_parameters_reach_the_scheduler(serve):
     assert second.seed != third.seed
 
 
+def test_a_request_comes_before_the_models_defaults_and_these_before_the_apis(serve):
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, max_tokens=7)
+    null = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "max_tokens"))
+
+    async def use(serving):
+        serving.will_say("a")
+        await serving.http.post(CHAT, {"messages": HI})
+        await serving.http.post(CHAT, {"messages": HI, **null})
+        given = {"temperature": 1, "top_k": -1, "top_p": 1, "max_tokens": 2}
+        await serving.http.post(CHAT, {"messages": HI, **given})
+        await serving.http.post(COMPLETIONS, {"prompt": "x"})
+        card = json.loads((await serving.http.request("GET", "/v1/models/smol"))[2])
+        return [each.params for each in serving.scheduler.sequences], card["sampling_defaults"]
+
+    chosen, shown = serve(use, defaults=defaults)
+    assert [(p.temperature, p.top_k, p.top_p, p.min_p, p.max_tokens) for p in chosen] == [
+        (0.6, 20, 0.95, 0.0, 7),
+        (0.6, 20, 0.95, 0.0, 7),
+        (1.0, -1, 1.0, 0.0, 2),
+        (0.6, 20, 0.95, 0.0, 16),
+    ]
+    assert shown == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.0,
+        "max_tokens": 7,
+    }
+
+
 def test_parts_of_a_message_are_joined(serve):
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 
@@ -678,7 +708,19 @@ def test_models_and_version(serve):
     models, model, version = serve(use)
     assert models == {"object": "list", "data": [model]}
     assert model.pop("created") > 1_700_000_000
-    assert model == {"id": "smol", "object": "model", "owned_by": "tokenwire", "max_model_len": 512}
+    assert model == {
+        "id": "smol",
+        "object": "model",
+        "owned_by": "tokenwire",
+        "max_model_len": 512,
+        "sampling_defaults": {
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "max_tokens": None,
+        },
+    }
     assert version["protocol_version"] == PROTOCOL_VERSION
 
 
