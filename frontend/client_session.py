@@ -117,6 +117,7 @@ class ClientSession:
                 GenerationRequest(
                     prompt=_prompt(message),
                     params=message.params,
+                    text_options=message.text_options,
                     priority=message.priority,
                     deadline=deadline_after(request.received, message.deadline_s),
                 )

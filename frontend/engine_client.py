@@ -39,7 +39,6 @@ from protocol.messages import (
     AddSequence,
     CacheReset,
     CacheStats,
-    ChatMessage,
     EngineFacts,
     ErrorInfo,
     Ping,
@@ -161,7 +160,7 @@ class EngineClient:
         try:
             with self._queue.preparing(request.params.n):
                 async with asyncio.timeout(left):
-                    prompt_ids = await self._encode(request.prompt, facts)
+                    prompt_ids = await self._encode(request, facts)
         except TimeoutError as error:
             raise DeadlineError("The request's time ran out before its prompt was read.") from error
         self._queue.check_room(request.params.n, len(prompt_ids) // 4)
@@ -322,9 +321,8 @@ class EngineClient:
             raise RequestError(ErrorCode.NOT_READY, "The tokenizer is not loaded yet.")
         return self.vocabulary
 
-    async def _encode(
-        self, prompt: str | Sequence[ChatMessage] | bytes, facts: EngineFacts
-    ) -> bytes:
+    async def _encode(self, request: GenerationRequest, facts: EngineFacts) -> bytes:
+        prompt, options = request.prompt, request.text_options
         if isinstance(prompt, bytes):
             return prompt
         if isinstance(prompt, str):
@@ -333,10 +331,10 @@ class EngineClient:
                     ErrorCode.INVALID_REQUEST, "prompt is empty: give some text.", param="prompt"
                 )
             self._refuse_longer_than_fits(len(prompt), facts)
-            return await self._text.tokenize(prompt)
+            return await self._text.tokenize(prompt, add_special_tokens=options.add_special_tokens)
         check_chat(prompt)
         self._refuse_longer_than_fits(sum(len(message.content) for message in prompt), facts)
-        return await self._text.render(prompt)
+        return await self._text.render(prompt, options)
 
     def _refuse_longer_than_fits(self, num_characters: int, facts: EngineFacts) -> None:
         """Spare the tokenizer a text that is too long even if all its tokens were the longest."""

@@ -15,12 +15,14 @@ from protocol.messages import (
     EngineFacts,
     SamplingDefaults,
     SamplingParams,
+    TextOptions,
 )
 from protocol.sampling import NEUTRAL, sampling
 from protocol.validation import longest_sequence, validate_sequence
 
 MAX_PRIORITY = 2**31 - 1
 """The least is -MAX_PRIORITY - 1."""
+PLAIN_OPTIONS = TextOptions()
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -31,6 +33,7 @@ class GenerationRequest:
     prompt: str | Sequence[ChatMessage] | bytes
     """Text, a chat, or an int32 column of token ids."""
     params: SamplingParams
+    text_options: TextOptions = PLAIN_OPTIONS
     default_max_tokens: int | None = None
     """Where params.max_tokens is None: at most this many. None: what the model's defaults say."""
     cache_domain: bytes = b""

@@ -121,6 +121,7 @@ def _text_client(
             process=config.process,
             address=names.text_address(config.index),
             model=config.model,
+            chat_template=config.chat_template,
             tokenizer_cache=config.tokenizer_cache,
         ),
         tokenize_timeout_s=config.tokenize_timeout_s,
@@ -194,7 +195,7 @@ def _sampling_defaults(config: FrontendConfig, model: TextModel) -> SamplingDefa
 def _load_text(config: FrontendConfig) -> tuple[TextModel, Vocabulary]:
     """Return what the text process has found or converted, and what its token ids spell."""
     caches = tokenizer_caches(config.tokenizer_cache, config.process.run_dir)
-    model = find_text_model(Path(config.model), caches)
+    model = find_text_model(Path(config.model), caches, config.chat_template)
     if model is None:
         raise ModelFileError(f"The converted tokenizer of {config.model} has gone; start again.")
     if model.tokenizer_file is None:

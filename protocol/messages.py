@@ -210,6 +210,22 @@ class LogprobColumns(Part, frozen=True, kw_only=True):
         require_equal_lengths(ids=self.ids, values=self.values)
 
 
+class TextOptions(Part, frozen=True, kw_only=True):
+    """How text and chats become tokens."""
+
+    add_special_tokens: bool = True
+    """For text: whether the tokenizer adds its BOS and the like."""
+    template: ShortText = ""
+    """For chats, as all that follows: one of the model's templates by its name. Empty: `tool_use`
+    where there is one and the variables have tools, else `default`."""
+    add_generation_prompt: bool = True
+    """Let the prompt end with what begins the model's answer."""
+    continue_final_message: bool = False
+    """Let it end with the last message, which the answer goes on."""
+    variables: LongText = ""
+    """A JSON object of what the template gets beside the messages; empty: nothing."""
+
+
 class ChatMessage(Part, frozen=True, kw_only=True):
     """One turn of a conversation."""
 
@@ -373,6 +389,7 @@ class Generate(Numbered, frozen=True, kw_only=True):
     """Higher runs first."""
     deadline_s: Seconds | None = None
     """Seconds from its receipt by which every sample ends, if need be with TIMEOUT."""
+    text_options: TextOptions = TextOptions()
 
 
 class Output(Numbered, frozen=True, kw_only=True):
@@ -454,8 +471,7 @@ class TextJob(Numbered, frozen=True, kw_only=True):
     job_id: RequestId
     kind: TextKind
     payload: LongText | Annotated[list[ChatMessage], Meta(max_length=MAX_CHAT_MESSAGES)]
-    add_special_tokens: bool = True
-    """For TOKENIZE: whether the tokenizer adds its BOS and the like."""
+    options: TextOptions = TextOptions()
 
 
 class TextDone(Numbered, frozen=True, kw_only=True):

@@ -234,3 +234,5 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
     bos_token: str | None
     pad_token: str | None
     chat_template: str | None
+    chat_templates: list[str]
+    """The names of all."""

@@ -277,9 +277,9 @@ class DeskText:
         await asyncio.sleep(0)
         return pack_int32(ids)
 
-    async def render(self, messages):
+    async def render(self, messages, options):
         await asyncio.sleep(0)
-        return pack_int32(self._desk._render(list(messages))[1])
+        return pack_int32(self._desk._render(list(messages), options)[1])
 
 
 async def until(condition):

@@ -39,6 +39,7 @@ from protocol.messages import (
     SamplingParams,
     Status,
     StatusReply,
+    TextOptions,
 )
 from protocol.sampling import NEUTRAL
 from tests.frontend.conftest import FACTS, DeskText, make_deltas, until
@@ -184,6 +185,27 @@ def test_the_models_defaults_are_for_what_is_left_open_and_shown(bench):
     assert (given.temperature, given.top_k, given.top_p, given.min_p) == (1.0, 0, 0.95, 0.1)
     assert (open_.max_tokens, given.max_tokens) == (7, 2)
     assert status.defaults == defaults
+
+
+def test_how_a_chat_becomes_tokens(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        chat = [ChatMessage(role="user", content="hello")]
+        options = [
+            TextOptions(continue_final_message=True, add_generation_prompt=False),
+            TextOptions(template="rag"),
+        ]
+        for number, each in enumerate(options):
+            client.send(
+                Generate(request_id=number, prompt=chat, params=SamplingParams(), text_options=each)
+            )
+        return await bench.sequences(1), await client.receive()
+
+    (continued,), refused = bench(use)
+    assert unpack_int32(continued.prompt_ids)[-1] == 28120
+    assert refused.error.code is ErrorCode.TEXT_FAILED
+    assert "no chat template 'rag'" in refused.error.message
 
 
 def test_a_chat_and_samples_without_a_stream(bench):
@@ -627,7 +649,7 @@ def test_a_turn_is_passed_on_and_its_time_counts_from_the_receipt(bench):
 
 def test_time_that_runs_out_before_the_start_ends_every_sample_with_timeout(bench):
     async def use(bench):
-        async def tokenize(text):
+        async def tokenize(text, *, add_special_tokens):
             await asyncio.sleep(30)
 
         bench.engine._text.tokenize = tokenize

@@ -497,14 +497,22 @@ def test_salts_and_keys_part_the_prefix_cache(serve):
             400,
             "messages[0].tool_calls",
         ),
-        (CHAT, {"messages": HI, "tools": [{}]}, 400, "tools"),
+        (CHAT, {"messages": HI, "tools": [{}]}, 400, "tool_choice"),
+        (COMPLETIONS, {"prompt": "x", "tools": [{}]}, 400, "tools"),
+        (CHAT, {"messages": HI, "add_special_tokens": True}, 400, "add_special_tokens"),
+        (
+            CHAT,
+            {"messages": HI, "add_generation_prompt": True, "continue_final_message": True},
+            400,
+            "add_generation_prompt",
+        ),
         (
             CHAT,
             {"messages": HI, "response_format": {"type": "json_object"}},
             400,
             "response_format",
         ),
-        (CHAT, {"messages": HI, "chat_template": "x"}, 400, "chat_template"),
+        (CHAT, {"messages": HI, "chat_template": "{% x %}\n"}, 400, "chat_template"),
         (CHAT, {"messages": HI, "top_logprobs": 3}, 400, "top_logprobs"),
         (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         (
@@ -724,6 +732,31 @@ def test_models_and_version(serve):
     assert version["protocol_version"] == PROTOCOL_VERSION
 
 
+def test_how_text_becomes_tokens(serve):
+    """The bundled model's tokenizer adds nothing to a text, and its template knows no variables."""
+    assistant = {"role": "assistant", "content": "Sure <|im_end|>"}
+
+    async def use(serving):
+        serving.will_say("ok")
+        for body in (
+            {"messages": [*HI, assistant], "continue_final_message": True},
+            {"messages": HI, "add_generation_prompt": False, "chat_template": "default"},
+        ):
+            await serving.http.post(CHAT, body)
+        text = "<|im_start|>user\nhi<|im_end|>\n"
+        await serving.http.post(COMPLETIONS, {"prompt": text, "add_special_tokens": False})
+        unknown = await serving.http.post(CHAT, {"messages": HI, "chat_template": "rag"})
+        return [unpack_int32(each.prompt_ids) for each in serving.scheduler.sequences], unknown
+
+    (continued, without, text), unknown = serve(use)
+    assert continued[-3:-1] != [2, 198]
+    assert [i for i in continued if i in (1, 2)] == [1, 2, 1, 2, 1]
+    assert [i for i in without if i in (1, 2)] == [1, 2, 1, 2]
+    assert [i for i in text if i in (1, 2)] == [1, 2]
+    assert unknown[0] == 400
+    assert "no chat template 'rag'; chat_template may be default." in unknown[1]["error"]["message"]
+
+
 def test_tokenizing_over_http(serve):
     async def use(serving):
         return (
@@ -738,7 +771,8 @@ def test_tokenizing_over_http(serve):
     assert (info["eos_token"], info["bos_token"]) == ("<|im_end|>", "<|im_start|>")
     assert "add_generation_prompt" in info["chat_template"]
     assert ids["tokens"][0] == 28120
-    assert 2 not in ids["tokens"]
+    assert ids["tokens"][-1] == 2
+    assert info["chat_templates"] == ["default"]
     assert (ids["count"], ids["max_model_len"]) == (len(ids["tokens"]), 512)
     assert text == (200, {"prompt": "hello<|im_end|>"})
     assert (above[0], below[0]) == (400, 400)
