@@ -36,6 +36,7 @@ from frontend.client_address import client_address
 from frontend.config import FrontendConfig
 from frontend.http.keys import read_keys
 from frontend.http.listener import listener_url, open_listener
+from frontend.text.text_model import read_template
 from protocol.child import Child, is_pipe, read_available
 from protocol.errors import ConfigError, EngineError, ModelFileError, ProcessError
 from protocol.flags import parse_flags, to_flags
@@ -184,6 +185,13 @@ class LaunchConfig:
     allow_unauthenticated: bool = dataclasses.field(
         default=False, metadata=flag("let other machines in without a key")
     )
+    chat_template: str = dataclasses.field(
+        default="", metadata=flag("file of a chat template, instead of the model's")
+    )
+    ignore_generation_config: bool = dataclasses.field(
+        default=False,
+        metadata=flag("take no sampling defaults from the model's generation_config.json"),
+    )
     seed: int = dataclasses.field(
         default=0, metadata=flag("of dummy weights and of requests that bring none")
     )
@@ -298,6 +306,7 @@ def resolve(config: LaunchConfig) -> LaunchConfig:
         # The processes start elsewhere than where these paths were written.
         record=_absolute(config.record),
         api_key_file=_absolute(config.api_key_file),
+        chat_template=_absolute(config.chat_template),
         served_model_name=config.served_model_name or name,
         device=device,
         max_num_batched_tokens=token_budget(config.policy, config.max_num_batched_tokens),
@@ -409,10 +418,14 @@ def _build_commands(
         api_key_file=config.api_key_file,
         allow_unauthenticated=config.allow_unauthenticated,
         drain_timeout_s=config.drain_timeout_s,
+        chat_template=config.chat_template,
+        ignore_generation_config=config.ignore_generation_config,
         seed=config.seed,
     )
     if config.api_key_file:
         read_keys(Path(config.api_key_file))
+    if config.chat_template:
+        read_template(Path(config.chat_template))
     commands = {"scheduler": ["scheduler", *to_flags(scheduler)]}
     for rank in range(config.tp):
         commands[f"worker-{rank}"] = ["worker", *to_flags(dataclasses.replace(worker, rank=rank))]

@@ -117,6 +117,7 @@ class ClientSession:
                 GenerationRequest(
                     prompt=_prompt(message),
                     params=message.params,
+                    text_options=message.text_options,
                     priority=message.priority,
                     deadline=deadline_after(request.received, message.deadline_s),
                 )
@@ -285,6 +286,7 @@ class ClientSession:
             live_requests=self._engine.num_live_requests,
             waiting_requests=self._engine.waiting_requests,
             cache=self._engine.cache,
+            defaults=self._engine.defaults,
         )
 
 

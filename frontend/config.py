@@ -44,6 +44,13 @@ class FrontendConfig:
     max_live_sequences: int = field(
         default=4096, metadata={"help": "sequences at this frontend; more are refused"}
     )
+    chat_template: str = field(
+        default="", metadata={"help": "file of a chat template, instead of the model's"}
+    )
+    ignore_generation_config: bool = field(
+        default=False,
+        metadata={"help": "take no sampling defaults from the model's generation_config.json"},
+    )
     tokenizer_cache: str = field(
         default="", metadata={"help": "directory of converted tokenizers; empty: the user's cache"}
     )

@@ -50,22 +50,31 @@ class SentencePieceDetokenizer:
     """
 
     def __init__(
-        self, pieces: Mapping[int, str | bytes], *, strip: str = "", strip_count: int = 0
+        self,
+        pieces: Mapping[int, str | bytes],
+        *,
+        strip: str = "",
+        strip_count: int = 0,
+        first: Mapping[int, str | bytes] | None = None,
     ) -> None:
         """`pieces` has an entry for every id: text, one byte, or "" for what is not shown.
 
-        At most `strip_count` characters `strip` are dropped from the start of the text.
+        At most `strip_count` characters `strip` are dropped from the start of the text. `first`
+        has the pieces that count for the first token shown, where these are others.
         """
         self._pieces = pieces
         self._run = bytearray()
         self._strip = strip
         self._left_to_strip = strip_count
+        self._first = first
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete."""
         out: list[str] = []
         for token_id in token_ids:
             piece = self._pieces[token_id]
+            if self._first is not None and piece:
+                piece, self._first = self._first[token_id], None
             if isinstance(piece, bytes):
                 self._run += piece
             elif piece:

@@ -39,14 +39,15 @@ from protocol.messages import (
     AddSequence,
     CacheReset,
     CacheStats,
-    ChatMessage,
     EngineFacts,
     ErrorInfo,
     Ping,
     QueuePositions,
     ResetCache,
+    SamplingDefaults,
     TokenDeltas,
 )
+from protocol.sampling import NEUTRAL
 from protocol.validation import longest_sequence, validate_params
 
 SILENCE_LIMIT_S = 5.0
@@ -72,6 +73,8 @@ class EngineClient:
         self.text_model: TextModel | None = None
         self.vocabulary: Vocabulary | None = None
         """What token ids spell, once the text process has said Hello."""
+        self.defaults = SamplingDefaults()
+        """In effect for requests that leave them open."""
         self.waiting_requests = 0
         """At the scheduler, as it last said."""
         self.cache: CacheStats | None = None
@@ -122,8 +125,11 @@ class EngineClient:
         """
         return self.facts is None or time.monotonic() - self._last_heard < SILENCE_LIMIT_S
 
-    def learn_text(self, model: TextModel, vocabulary: Vocabulary) -> None:
-        """Take the model's text facts."""
+    def learn_text(
+        self, model: TextModel, vocabulary: Vocabulary, defaults: SamplingDefaults = NEUTRAL
+    ) -> None:
+        """Take the model's text facts, and the sampling defaults that are in effect."""
+        self.defaults = defaults
         self.text_model = model
         self.vocabulary = vocabulary
         named = vocabulary.token_id(model.special_tokens.get("eos_token", ""))
@@ -154,12 +160,14 @@ class EngineClient:
         try:
             with self._queue.preparing(request.params.n):
                 async with asyncio.timeout(left):
-                    prompt_ids = await self._encode(request.prompt, facts)
+                    prompt_ids = await self._encode(request, facts)
         except TimeoutError as error:
             raise DeadlineError("The request's time ran out before its prompt was read.") from error
         self._queue.check_room(request.params.n, len(prompt_ids) // 4)
         seed = self._seeds.draw()
-        return settle(request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed)
+        return settle(
+            request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed, defaults=self.defaults
+        )
 
     def start(self, prepared: PreparedRequest, queue: DeltaQueue) -> LiveRequest:
         """Give a prepared request to the scheduler; its deltas come to `queue`."""
@@ -313,9 +321,8 @@ class EngineClient:
             raise RequestError(ErrorCode.NOT_READY, "The tokenizer is not loaded yet.")
         return self.vocabulary
 
-    async def _encode(
-        self, prompt: str | Sequence[ChatMessage] | bytes, facts: EngineFacts
-    ) -> bytes:
+    async def _encode(self, request: GenerationRequest, facts: EngineFacts) -> bytes:
+        prompt, options = request.prompt, request.text_options
         if isinstance(prompt, bytes):
             return prompt
         if isinstance(prompt, str):
@@ -324,10 +331,10 @@ class EngineClient:
                     ErrorCode.INVALID_REQUEST, "prompt is empty: give some text.", param="prompt"
                 )
             self._refuse_longer_than_fits(len(prompt), facts)
-            return await self._text.tokenize(prompt)
+            return await self._text.tokenize(prompt, add_special_tokens=options.add_special_tokens)
         check_chat(prompt)
         self._refuse_longer_than_fits(sum(len(message.content) for message in prompt), facts)
-        return await self._text.render(prompt)
+        return await self._text.render(prompt, options)
 
     def _refuse_longer_than_fits(self, num_characters: int, facts: EngineFacts) -> None:
         """Spare the tokenizer a text that is too long even if all its tokens were the longest."""

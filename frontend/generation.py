@@ -13,12 +13,16 @@ from protocol.messages import (
     MAX_STOP_TOKEN_IDS,
     ChatMessage,
     EngineFacts,
+    SamplingDefaults,
     SamplingParams,
+    TextOptions,
 )
+from protocol.sampling import NEUTRAL, sampling
 from protocol.validation import longest_sequence, validate_sequence
 
 MAX_PRIORITY = 2**31 - 1
 """The least is -MAX_PRIORITY - 1."""
+PLAIN_OPTIONS = TextOptions()
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -29,8 +33,9 @@ class GenerationRequest:
     prompt: str | Sequence[ChatMessage] | bytes
     """Text, a chat, or an int32 column of token ids."""
     params: SamplingParams
+    text_options: TextOptions = PLAIN_OPTIONS
     default_max_tokens: int | None = None
-    """Where params.max_tokens is None: at most this many. None: the room left."""
+    """Where params.max_tokens is None: at most this many. None: what the model's defaults say."""
     cache_domain: bytes = b""
     priority: int = 0
     """Higher runs first."""
@@ -114,21 +119,26 @@ def settle(
     *,
     eos_ids: Sequence[int],
     seed: int,
+    defaults: SamplingDefaults = NEUTRAL,
 ) -> PreparedRequest:
     """Settle what a request leaves open. Raises RequestError for what this engine cannot do.
 
-    `seed` is for a request that brings none.
+    `seed` is for a request that brings none, `defaults` are for what else it leaves open.
     """
     params = request.params
+    chosen = sampling(params, defaults)
     resolved = msgspec.structs.replace(
         params,
         n=1,
         stop=[],
         seed=seed if params.seed is None else params.seed,
-        max_tokens=_max_tokens(request, len(prompt_ids) // 4, longest_sequence(facts)),
+        max_tokens=_max_tokens(request, len(prompt_ids) // 4, longest_sequence(facts), defaults),
         stop_token_ids=_stop_token_ids(params, eos_ids, facts.vocab_size),
+        temperature=chosen.temperature,
         # More than there are is all of them; and the wire holds no number of any size.
-        top_k=params.top_k if params.top_k < facts.vocab_size else 0,
+        top_k=chosen.top_k if chosen.top_k < facts.vocab_size else 0,
+        top_p=chosen.top_p,
+        min_p=chosen.min_p,
     )
     validate_sequence(prompt_ids, resolved, facts)
     return PreparedRequest(
@@ -144,13 +154,15 @@ def settle(
     )
 
 
-def _max_tokens(request: GenerationRequest, prompt_len: int, limit: int) -> int:
+def _max_tokens(
+    request: GenerationRequest, prompt_len: int, limit: int, defaults: SamplingDefaults
+) -> int:
     room = limit - prompt_len
     asked = request.params.max_tokens
     if room < 1:
         return 1  # validation refuses the prompt, with its own sentence
     if asked is None:
-        return room if request.default_max_tokens is None else min(room, request.default_max_tokens)
+        return min(room, request.default_max_tokens or defaults.max_tokens or room)
     if asked > room:
         raise RequestError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,

@@ -30,6 +30,7 @@ from frontend.scheduler_link import SchedulerLink
 from frontend.seeds import SeedSource
 from frontend.text.config import TextConfig, tokenizer_caches
 from frontend.text.find import find_text_model
+from frontend.text.generation_config import GenerationConfig
 from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary, WordlessVocabulary, load_vocabulary
@@ -37,6 +38,7 @@ from protocol.channels import AsyncRouter
 from protocol.errors import ConfigError, LauncherGoneError, ModelFileError
 from protocol.flags import describe_config
 from protocol.lifecycle import HEARTBEAT_INTERVAL_S, Lifeline
+from protocol.messages import SamplingDefaults
 from protocol.recording import Recorder, recorder
 from protocol.run_dir import RunDir
 
@@ -119,6 +121,7 @@ def _text_client(
             process=config.process,
             address=names.text_address(config.index),
             model=config.model,
+            chat_template=config.chat_template,
             tokenizer_cache=config.tokenizer_cache,
         ),
         tokenize_timeout_s=config.tokenize_timeout_s,
@@ -155,7 +158,7 @@ async def _become_ready(
     """Report ready once the scheduler and the text process have said Hello."""
     await text.ready.wait()
     model, vocabulary = _load_text(config)
-    engine.learn_text(model, vocabulary)
+    engine.learn_text(model, vocabulary, _sampling_defaults(config, model))
     log.info("tokenizer loaded")
     while engine.facts is None:
         engine.news.clear()
@@ -171,10 +174,28 @@ async def _become_ready(
     log.info("serves clients=%s", clients)
 
 
+def _sampling_defaults(config: FrontendConfig, model: TextModel) -> SamplingDefaults:
+    """Return what counts for requests that leave it open, and log it."""
+    generation = GenerationConfig() if config.ignore_generation_config else model.generation
+    defaults = generation.defaults
+    log.info(
+        "sampling defaults temperature=%g top_k=%d top_p=%g min_p=%g max_tokens=%s from_model=%s",
+        *(defaults.temperature, defaults.top_k, defaults.top_p, defaults.min_p),
+        defaults.max_tokens or "room",
+        ",".join(generation.given) or "none",
+    )
+    if generation.not_honoured and config.index == 0:  # one warning for all frontends
+        log.warning(
+            "generation_config.json asks for what this engine does not do: %s",
+            ", ".join(generation.not_honoured),
+        )
+    return defaults
+
+
 def _load_text(config: FrontendConfig) -> tuple[TextModel, Vocabulary]:
     """Return what the text process has found or converted, and what its token ids spell."""
     caches = tokenizer_caches(config.tokenizer_cache, config.process.run_dir)
-    model = find_text_model(Path(config.model), caches)
+    model = find_text_model(Path(config.model), caches, config.chat_template)
     if model is None:
         raise ModelFileError(f"The converted tokenizer of {config.model} has gone; start again.")
     if model.tokenizer_file is None:

@@ -155,7 +155,9 @@ def make_samples(
             deadline=prepared.deadline,
         )
         text = OutputText(
-            vocabulary.detokenizer(skip_special_tokens=asked.skip_special_tokens),
+            vocabulary.detokenizer(
+                skip_special_tokens=asked.skip_special_tokens, after=prepared.prompt_ids
+            ),
             stops.scanner() if asked.stop else None,
             min_tokens=asked.min_tokens,
         )

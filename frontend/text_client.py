@@ -25,12 +25,13 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.lifecycle import EXIT_USAGE
-from protocol.messages import ChatMessage, Hello, TextDone, TextJob, TextKind
+from protocol.messages import ChatMessage, Hello, TextDone, TextJob, TextKind, TextOptions
 from protocol.recording import Recorder
 
 MAX_SENT = 8
 """Jobs at the process at once."""
 MAX_WAITING = 1024
+PLAIN_OPTIONS = TextOptions()
 MAX_FAILED_STARTS = 3
 """Processes in a row that end before they are ready; the next would too, so the run ends."""
 RESTART_PAUSE_S = 0.2
@@ -84,18 +85,16 @@ class TextClient:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """Return the token ids of a text, as an int32 column. Raises RequestError."""
-        done = await self._do(
-            TextKind.TOKENIZE,
-            text,
-            limit_s=self._tokenize_timeout_s,
-            add_special_tokens=add_special_tokens,
-        )
-        return done.token_ids
+        options = TextOptions(add_special_tokens=add_special_tokens)
+        limit_s = self._tokenize_timeout_s
+        return (await self._do(TextKind.TOKENIZE, text, options, limit_s=limit_s)).token_ids
 
-    async def render(self, messages: Sequence[ChatMessage]) -> bytes:
+    async def render(
+        self, messages: Sequence[ChatMessage], options: TextOptions = PLAIN_OPTIONS
+    ) -> bytes:
         """Return the token ids of a chat, up to the answer. Raises RequestError."""
-        done = await self._do(TextKind.RENDER, list(messages), limit_s=self._render_timeout_s)
-        return done.token_ids
+        limit_s = self._render_timeout_s
+        return (await self._do(TextKind.RENDER, list(messages), options, limit_s=limit_s)).token_ids
 
     async def run(self) -> None:
         """Keep a text process running; never returns.
@@ -167,19 +166,14 @@ class TextClient:
         self,
         kind: TextKind,
         payload: str | list[ChatMessage],
+        options: TextOptions,
         *,
         limit_s: float,
-        add_special_tokens: bool = False,
     ) -> TextDone:
         if len(self._waiting) >= MAX_WAITING:
             raise RequestError(ErrorCode.OVERLOADED, "Too many texts wait to be tokenized.")
         self._job_ids += 1
-        message = TextJob(
-            job_id=self._job_ids,
-            kind=kind,
-            payload=payload,
-            add_special_tokens=add_special_tokens,
-        )
+        message = TextJob(job_id=self._job_ids, kind=kind, payload=payload, options=options)
         job = _Job(message, limit_s)
         self._waiting.append(job)
         self._send_waiting()

@@ -33,8 +33,12 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Vocabulary(Protocol):
     """The pieces of one tokenizer, as bytes and as text."""
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Return a fresh detokenizer for one sequence."""
+    def detokenizer(self, *, skip_special_tokens: bool, after: bytes = b"") -> Detokenizer:
+        """Return a fresh detokenizer for one sequence.
+
+        `after`: an int32 column of the tokens that the sequence goes on from. Where they have text,
+        the first token does not begin one, and so keeps its leading space.
+        """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -68,8 +72,13 @@ class ByteLevelVocabulary:
         self._pieces = pieces
         self._shown = Pieces[bytes](lambda i: b"" if i in special else pieces[i])
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Return a fresh detokenizer for one sequence."""
+    def detokenizer(
+        self,
+        *,
+        skip_special_tokens: bool,
+        after: bytes = b"",  # noqa: ARG002
+    ) -> Detokenizer:
+        """Return a fresh detokenizer for one sequence; it is the same after any."""
         return ByteLevelDetokenizer(self._shown if skip_special_tokens else self._pieces)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -93,13 +102,20 @@ class SentencePieceVocabulary:
         self._pieces = pieces
         self._shown = Pieces[str | bytes](lambda i: "" if i in special else pieces[i])
         self._rules = rules
+        first = msgspec.structs.replace(rules, replacements=[(rules.dropped_from_first, "")])
+        self._first = Pieces[str | bytes](lambda i: _sentence_piece(tokenizer, i, first))
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """Return a fresh detokenizer for one sequence."""
+    def detokenizer(self, *, skip_special_tokens: bool, after: bytes = b"") -> Detokenizer:
+        """Return a fresh detokenizer for one sequence that goes on from `after`."""
+        pieces = self._shown if skip_special_tokens else self._pieces
+        # The last tokens are enough but for prompts of special tokens alone, which are short.
+        if any(pieces[token_id] for token_id in reversed(memoryview(after).cast("i"))):
+            return SentencePieceDetokenizer(pieces)
         return SentencePieceDetokenizer(
-            self._shown if skip_special_tokens else self._pieces,
+            pieces,
             strip=self._rules.strip,
             strip_count=self._rules.strip_count,
+            first=self._first if self._rules.dropped_from_first else None,
         )
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -118,7 +134,7 @@ class WordlessVocabulary:
     longest_token_bytes = 0
     num_text_ids = 0
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:  # noqa: ARG002
+    def detokenizer(self, *, skip_special_tokens: bool, after: bytes = b"") -> Detokenizer:  # noqa: ARG002
         """Return a detokenizer that says nothing."""
         return SilentDetokenizer()
 
@@ -151,6 +167,8 @@ class JoinRules(msgspec.Struct, frozen=True, kw_only=True):
     strip: str = ""
     """Dropped from the start of the text, at most `strip_count` times."""
     strip_count: int = 0
+    dropped_from_first: str = ""
+    """What the first token shown loses, wherever in it, instead of having it replaced."""
 
 
 class _Pattern(msgspec.Struct, frozen=True):
@@ -166,6 +184,8 @@ class _Decoder(msgspec.Struct, frozen=True):
     content: str = ""
     start: int = 0
     stop: int = 0
+    replacement: str = "▁"
+    prepend_scheme: str = "always"
 
 
 class _TokenizerFile(msgspec.Struct, frozen=True):
@@ -188,7 +208,7 @@ def load_vocabulary(path: Path) -> Vocabulary:
         kind = "no decoder" if decoder is None else f"a decoder of type {decoder.type}"
         raise ModelFileError(
             f"{path} has {kind}: this engine reads ByteLevel, or a Sequence of Replace, "
-            f"ByteFallback, Fuse and Strip."
+            f"ByteFallback, Fuse and Strip or of ByteFallback and Metaspace."
         )
     return SentencePieceVocabulary(tokenizer, rules)
 
@@ -214,6 +234,8 @@ def _longest_token(tokenizer: Tokenizer) -> int:
 
 def _join_rules(parts: Sequence[_Decoder]) -> JoinRules | None:
     """Return the rules of a sentence-piece decoder's parts, or None if they are not such."""
+    if any(part.type == "Metaspace" for part in parts):
+        return _metaspace_rules(parts)
     replacements: list[tuple[str, str]] = []
     rest = list(parts)
     while rest and rest[0].type == "Replace" and (pattern := rest[0].pattern):
@@ -230,6 +252,19 @@ def _join_rules(parts: Sequence[_Decoder]) -> JoinRules | None:
     if rest or strip.type != "Strip" or strip.stop:
         return None
     return msgspec.structs.replace(rules, strip=strip.content, strip_count=strip.start)
+
+
+def _metaspace_rules(parts: Sequence[_Decoder]) -> JoinRules | None:
+    """Return the rules of a Metaspace decoder, alone or with others in its sequence."""
+    kinds = [part.type for part in parts if part.type != "Fuse"]
+    if sorted(kinds) not in (["Metaspace"], ["ByteFallback", "Metaspace"]):
+        return None
+    metaspace = next(part for part in parts if part.type == "Metaspace")
+    return JoinRules(
+        replacements=[(metaspace.replacement, " ")],
+        byte_pieces="ByteFallback" in kinds,
+        dropped_from_first=metaspace.replacement if metaspace.prepend_scheme != "never" else "",
+    )
 
 
 def _byte_level_piece(tokenizer: Tokenizer, token_id: int) -> bytes:

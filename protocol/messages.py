@@ -27,7 +27,7 @@ from msgspec import Meta
 from protocol.codes import Code
 from protocol.errors import ErrorCode
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_MODEL_LEN = 1 << 20
@@ -119,21 +119,35 @@ class Numbered(Message, frozen=True, kw_only=True):
 # Parts
 
 
-class SamplingParams(Part, frozen=True, kw_only=True):
-    """How to choose output tokens. The scheduler sees it resolved: seed and max_tokens set."""
+class SamplingDefaults(Part, frozen=True, kw_only=True):
+    """What counts where SamplingParams leave something open: the model's own, else these."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    """0 is greedy; below 1e-5 counts as 0."""
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
-    """Keep the k most likely tokens; 0 or -1 keeps all."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Keep the smallest set of most likely tokens whose probability reaches this."""
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """None: the room left in the context."""
+
+
+class SamplingParams(Part, frozen=True, kw_only=True):
+    """How to choose output tokens. The scheduler sees it resolved: seed and max_tokens set.
+
+    What a client leaves nil and SamplingDefaults have, the frontend takes from the model's.
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    """0 is greedy; below 1e-5 counts as 0."""
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Keep the smallest set of most likely tokens whose probability reaches this."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Drop tokens less likely than this share of the most likely one."""
     seed: Int64 | None = None
     """Any 64-bit integer. None: the frontend draws one."""
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    """Most output tokens. None: the room left in the context."""
+    """Most output tokens."""
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Fewest output tokens before a stop token or stop string counts."""
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
@@ -194,6 +208,22 @@ class LogprobColumns(Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         require_equal_lengths(rows=self.rows, positions=self.positions, n=self.n)
         require_equal_lengths(ids=self.ids, values=self.values)
+
+
+class TextOptions(Part, frozen=True, kw_only=True):
+    """How text and chats become tokens."""
+
+    add_special_tokens: bool = True
+    """For text: whether the tokenizer adds its BOS and the like."""
+    template: ShortText = ""
+    """For chats, as all that follows: one of the model's templates by its name. Empty: `tool_use`
+    where there is one and the variables have tools, else `default`."""
+    add_generation_prompt: bool = True
+    """Let the prompt end with what begins the model's answer."""
+    continue_final_message: bool = False
+    """Let it end with the last message, which the answer goes on."""
+    variables: LongText = ""
+    """A JSON object of what the template gets beside the messages; empty: nothing."""
 
 
 class ChatMessage(Part, frozen=True, kw_only=True):
@@ -359,6 +389,7 @@ class Generate(Numbered, frozen=True, kw_only=True):
     """Higher runs first."""
     deadline_s: Seconds | None = None
     """Seconds from its receipt by which every sample ends, if need be with TIMEOUT."""
+    text_options: TextOptions = TextOptions()
 
 
 class Output(Numbered, frozen=True, kw_only=True):
@@ -394,6 +425,8 @@ class StatusReply(Numbered, frozen=True, kw_only=True):
     """At the scheduler."""
     cache: CacheStats | None = None
     """As the scheduler last said; nil before."""
+    defaults: SamplingDefaults = SamplingDefaults()
+    """In effect for requests that leave them open."""
 
 
 class Abort(Numbered, frozen=True, kw_only=True):
@@ -438,8 +471,7 @@ class TextJob(Numbered, frozen=True, kw_only=True):
     job_id: RequestId
     kind: TextKind
     payload: LongText | Annotated[list[ChatMessage], Meta(max_length=MAX_CHAT_MESSAGES)]
-    add_special_tokens: bool = True
-    """For TOKENIZE: whether the tokenizer adds its BOS and the like."""
+    options: TextOptions = TextOptions()
 
 
 class TextDone(Numbered, frozen=True, kw_only=True):

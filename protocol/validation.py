@@ -12,6 +12,7 @@ from protocol.messages import (
     EngineFacts,
     SamplingParams,
 )
+from protocol.sampling import sampling
 
 
 def longest_sequence(facts: EngineFacts) -> int:
@@ -40,12 +41,13 @@ def validate_prompt(prompt_ids: bytes, facts: EngineFacts) -> None:
 
 def validate_params(params: SamplingParams, facts: EngineFacts) -> None:
     """Check sampling parameters against their ranges and this model. Raises RequestError."""
-    _in_range("temperature", params.temperature, 0.0, 2.0)
-    _in_range("min_p", params.min_p, 0.0, 1.0)
-    if not 0.0 < params.top_p <= 1.0:
-        raise _invalid("top_p", f"is {params.top_p}; it must be above 0 and at most 1")
-    if params.top_k < -1:
-        raise _invalid("top_k", f"is {params.top_k}; it must be -1 or 0 (off) or positive")
+    chosen = sampling(params)
+    _in_range("temperature", chosen.temperature, 0.0, 2.0)
+    _in_range("min_p", chosen.min_p, 0.0, 1.0)
+    if not 0.0 < chosen.top_p <= 1.0:
+        raise _invalid("top_p", f"is {chosen.top_p}; it must be above 0 and at most 1")
+    if chosen.top_k < -1:
+        raise _invalid("top_k", f"is {chosen.top_k}; it must be -1 or 0 (off) or positive")
     if params.seed is not None and not -(2**63) <= params.seed < 2**63:
         raise _invalid("seed", "does not fit 64 bits")
     if params.max_tokens is not None and params.max_tokens < 1:

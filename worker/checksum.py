@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.messages import SamplingParams
+from protocol.sampling import sampling
 from worker.step_rows import Int32Array
 
 UInt64Array = NDArray[np.uint64]
@@ -81,7 +82,7 @@ def fold_words(words: UInt64Array, weights: UInt64Array) -> np.uint64:
 
 def sampling_key(params: SamplingParams) -> int:
     """Return what sampling parameters add to a hash: the mixed seed, or 0 where greedy."""
-    if params.temperature < GREEDY_BELOW:
+    if sampling(params).temperature < GREEDY_BELOW:
         return 0
     assert params.seed is not None, "the scheduler sees a seed in every sequence"
     seed = np.array([params.seed], dtype=np.int64).view(np.uint64)

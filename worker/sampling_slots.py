@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.messages import SamplingParams
+from protocol.sampling import Sampling, sampling
 from worker.sampler import SamplingRows
 from worker.step_rows import Int32Array
 from worker.upload import upload
@@ -58,7 +59,8 @@ class SamplingSlots:
         integers = np.zeros((2, len(slots)), dtype=np.int64)
         floats = np.zeros((3, len(slots)), dtype=np.float32)
         for column, (slot, given) in enumerate(zip(slots, params, strict=True)):
-            kind, top_k = self._kind(given)
+            chosen = sampling(given)
+            kind, top_k = self._kind(chosen)
             self._kinds[slot] = kind
             self._host_top_k[slot] = 0 if top_k == self._vocab_size else top_k
             self.num_logprobs[slot] = NO_LOGPROBS if given.logprobs is None else given.logprobs
@@ -68,7 +70,7 @@ class SamplingSlots:
             else:
                 assert given.seed is not None, "the scheduler sees seeds resolved"
                 integers[:, column] = top_k, given.seed
-                floats[:, column] = given.temperature, given.top_p, given.min_p
+                floats[:, column] = chosen.temperature, chosen.top_p, chosen.min_p
         rows, device_integers, bits = upload((index, integers, floats.view(np.int32)), self._device)
         device_floats = bits.view(torch.float32)
         for target, values in zip((self.top_k, self.seeds), device_integers, strict=True):
@@ -104,11 +106,11 @@ class SamplingSlots:
         """Return whether any of these slots samples behind filters."""
         return bool((self._kinds[slots] == _Kind.FILTERED).any())
 
-    def _kind(self, params: SamplingParams) -> tuple[_Kind, int]:
+    def _kind(self, chosen: Sampling) -> tuple[_Kind, int]:
         """Return how a sequence samples, and its top-k, the vocabulary's size if it has none."""
-        keeps_all = params.top_k <= 0 or params.top_k >= self._vocab_size
-        if params.temperature < GREEDY_BELOW:
+        keeps_all = chosen.top_k <= 0 or chosen.top_k >= self._vocab_size
+        if chosen.temperature < GREEDY_BELOW:
             return _Kind.GREEDY, self._vocab_size
-        if keeps_all and params.top_p >= 1.0 and params.min_p <= 0.0:
+        if keeps_all and chosen.top_p >= 1.0 and chosen.min_p <= 0.0:
             return _Kind.UNFILTERED, self._vocab_size
-        return _Kind.FILTERED, self._vocab_size if keeps_all else params.top_k
+        return _Kind.FILTERED, self._vocab_size if keeps_all else chosen.top_k

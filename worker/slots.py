@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import Join, SamplingParams, StepPlan
+from protocol.sampling import sampling
 from worker.prefix_groups import find_fault
 from worker.step_rows import Chunk, Int32Array, StepRows, int32_view
 
@@ -165,7 +166,7 @@ class SlotTable:
                 self._refuse(slot, "joins without its first chunk")
             if start < 0:
                 self._refuse(slot, f"joins with its first chunk at {start}")
-            if join.params.seed is None and join.params.temperature > 0:
+            if join.params.seed is None and sampling(join.params).temperature > 0:
                 self._refuse(slot, "joins without a seed for its sampling")
             self.params[slot] = join.params
             self.generations[slot] = join.generation

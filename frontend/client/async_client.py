@@ -1,7 +1,7 @@
 """The asyncio client."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -83,6 +83,7 @@ class AsyncClient:
         *,
         on_result: Callable[[Generation], object] | None = None,
         return_errors: bool = False,
+        text_options: Mapping[str, object] | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float = GENERATE_TIMEOUT_S,
@@ -96,6 +97,7 @@ class AsyncClient:
             params,
             on_result=on_result,
             return_errors=return_errors,
+            text_options=text_options,
             priority=priority,
             deadline_s=deadline_s,
         )
@@ -114,6 +116,7 @@ class AsyncClient:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        text_options: Mapping[str, object] | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
         on_position: Callable[[int], object] | None = None,
@@ -121,7 +124,12 @@ class AsyncClient:
     ) -> AsyncStream:
         """Generate from one prompt and return its output as it is made. As `Client.stream`."""
         request = build_request(
-            prompt, params, stream=True, priority=priority, deadline_s=deadline_s
+            prompt,
+            params,
+            stream=True,
+            text_options=text_options,
+            priority=priority,
+            deadline_s=deadline_s,
         )
         return AsyncStream(
             self._connected(), prompt, request, on_position=on_position, timeout_s=timeout_s

@@ -1,6 +1,6 @@
 """One call's prompts: their results, however they come, put into the order of the prompts. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from frontend.client.requests import Params, Prompts, build_requests, list_prompts
 from frontend.client.results import Delta, Event, Generation, GenerationBuilder, Queued
@@ -18,13 +18,19 @@ class Batch:
         *,
         on_result: Callable[[Generation], object] | None,
         return_errors: bool,
+        text_options: Mapping[str, object] | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
     ) -> None:
         """Raises RequestError for prompts or parameters that no engine could take."""
         self._prompts = list_prompts(prompts)
         self._requests = build_requests(
-            self._prompts, params, stream=False, priority=priority, deadline_s=deadline_s
+            self._prompts,
+            params,
+            stream=False,
+            text_options=text_options,
+            priority=priority,
+            deadline_s=deadline_s,
         )
         self._on_result = on_result
         self._return_errors = return_errors

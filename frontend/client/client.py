@@ -1,7 +1,7 @@
 """The blocking client."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -80,6 +80,7 @@ class Client:
         *,
         on_result: Callable[[Generation], object] | None = None,
         return_errors: bool = False,
+        text_options: Mapping[str, object] | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float = GENERATE_TIMEOUT_S,
@@ -90,6 +91,10 @@ class Client:
         one for each. `on_result` is called with each result as it comes, in any order; to store
         results of a long run, or to show progress. A request that the engine has no room for is
         tried again.
+
+        `text_options`: how texts and chats become tokens, by the names of the HTTP API's fields:
+        add_special_tokens; tools, documents, chat_template, chat_template_kwargs,
+        add_generation_prompt, continue_final_message.
 
         `priority`: requests of a higher one run first; 32 bits, 0 by default. `deadline_s`: seconds
         from when the engine gets a request until all its samples have ended, above 0 and at most a
@@ -105,6 +110,7 @@ class Client:
             params,
             on_result=on_result,
             return_errors=return_errors,
+            text_options=text_options,
             priority=priority,
             deadline_s=deadline_s,
         )
@@ -127,6 +133,7 @@ class Client:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        text_options: Mapping[str, object] | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
         on_position: Callable[[int], object] | None = None,
@@ -134,14 +141,19 @@ class Client:
     ) -> Stream:
         """Generate from one prompt and return its output as it is made.
 
-        `priority` and `deadline_s` are those of `generate`. `on_position` is called, while the
-        stream is waited for, with the request's position in the engine's queue whenever it has
-        changed: 1 is the next to be admitted, 0 means that it has been. Requests of one client are
-        sent in the order in which they were asked for. Raises RequestError for a prompt that no
-        engine could take; all else is raised by the stream.
+        `text_options`, `priority` and `deadline_s` are those of `generate`. `on_position` is
+        called, while the stream is waited for, with the request's position in the engine's queue
+        whenever it has changed: 1 is the next to be admitted, 0 means that it has been. Requests of
+        one client are sent in the order in which they were asked for. Raises RequestError for a
+        prompt that no engine could take; all else is raised by the stream.
         """
         request = build_request(
-            prompt, params, stream=True, priority=priority, deadline_s=deadline_s
+            prompt,
+            params,
+            stream=True,
+            text_options=text_options,
+            priority=priority,
+            deadline_s=deadline_s,
         )
         return Stream(self._link, prompt, request, on_position=on_position, timeout_s=timeout_s)
 

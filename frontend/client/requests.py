@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import msgspec
 
+from frontend.text_options import read_text_options
 from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import MAX_TEXT_BYTES, ChatMessage, Generate, SamplingParams
@@ -56,6 +57,7 @@ def build_requests(
     params: Params,
     *,
     stream: bool,
+    text_options: Mapping[str, object] | None = None,
     priority: int = 0,
     deadline_s: float | None = None,
 ) -> list[Generate]:
@@ -63,6 +65,7 @@ def build_requests(
 
     `stream`: whether output is wanted while it is made. Raises RequestError.
     """
+    options = read_text_options(text_options)
     _check_field("priority", priority)
     _check_field("deadline_s", deadline_s)
     requests = []
@@ -75,6 +78,7 @@ def build_requests(
                 stream=stream,
                 priority=priority,
                 deadline_s=deadline_s,
+                text_options=options,
                 **_prompt_field(name, prompts[index]),
             )
         )
@@ -86,12 +90,18 @@ def build_request(
     params: SamplingParams | None,
     *,
     stream: bool,
+    text_options: Mapping[str, object] | None = None,
     priority: int = 0,
     deadline_s: float | None = None,
 ) -> Generate:
     """Return a request for one prompt, numbered 0. Raises RequestError."""
     (request,) = build_requests(
-        [prompt], params, stream=stream, priority=priority, deadline_s=deadline_s
+        [prompt],
+        params,
+        stream=stream,
+        text_options=text_options,
+        priority=priority,
+        deadline_s=deadline_s,
     )
     return request
 

@@ -30,6 +30,7 @@ from frontend.http.replies import (
     ModelList,
     PrefixCache,
     ResetPrefixCacheReply,
+    SamplingDefaultsReply,
     TokenizeReply,
     TokenizerInfo,
     Version,
@@ -37,6 +38,7 @@ from frontend.http.replies import (
 from frontend.http.sampling import (
     cache_domain,
     chat_messages,
+    chat_options,
     chat_params,
     completion_params,
     completion_prompts,
@@ -54,7 +56,7 @@ from frontend.text.text_model import TextModel
 from frontend.vocabulary import Vocabulary
 from protocol.columns import unpack_int32
 from protocol.errors import ErrorCode, RequestError
-from protocol.messages import PROTOCOL_VERSION, CacheStats, EngineFacts, FinishReason
+from protocol.messages import PROTOCOL_VERSION, CacheStats, EngineFacts, FinishReason, TextOptions
 from protocol.validation import validate_prompt
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -105,6 +107,7 @@ class Api:
         generation = GenerationRequest(
             prompt=chat_messages(body.messages),
             params=params,
+            text_options=chat_options(body),
             cache_domain=cache_domain(request.scope["cache_domain"], body.cache_salt),
             priority=body.priority,
             deadline=deadline_after(time.monotonic(), body.deadline_s),
@@ -131,6 +134,7 @@ class Api:
             GenerationRequest(
                 prompt=prompt,
                 params=params,
+                text_options=TextOptions(add_special_tokens=body.add_special_tokens),
                 default_max_tokens=DEFAULT_COMPLETION_TOKENS,
                 cache_domain=domain,
                 priority=body.priority,
@@ -215,6 +219,7 @@ class Api:
                 bos_token=special.get("bos_token"),
                 pad_token=special.get("pad_token"),
                 chat_template=model.chat_template,
+                chat_templates=sorted(model.chat_templates),
             )
         )
 
@@ -244,7 +249,7 @@ class Api:
     def _check(self, fields: Fields, body: SamplingFields) -> None:
         if body.model is not None:
             self._require_model(body.model)
-        refuse_unsupported(fields.values)
+        refuse_unsupported(fields.values, type(body))
 
     def _require_model(self, name: str) -> None:
         if name != self._model:
@@ -281,6 +286,9 @@ class Api:
             created=self._created,
             owned_by="tokenwire",
             max_model_len=facts.max_model_len if facts else None,
+            sampling_defaults=SamplingDefaultsReply(
+                **msgspec.structs.asdict(self._engine.defaults)
+            ),
         )
 
 

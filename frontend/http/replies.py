@@ -132,6 +132,17 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageReply | UnsetType = UNSET
 
 
+class SamplingDefaultsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts where a request leaves something open."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    max_tokens: int | None
+    """For chats; null: the room left."""
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is served."""
 
@@ -140,6 +151,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str
     max_model_len: int | None
+    sampling_defaults: SamplingDefaultsReply
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,3 +234,5 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
     bos_token: str | None
     pad_token: str | None
     chat_template: str | None
+    chat_templates: list[str]
+    """The names of all."""

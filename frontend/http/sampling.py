@@ -6,19 +6,29 @@ from typing import Any
 from frontend.http.errors import invalid
 from frontend.http.schemas import (
     MAX_SEQUENCES,
-    ONE_VALUE,
     ChatRequest,
     CompletionRequest,
     InputMessage,
     SamplingFields,
+    unsupported_fields,
 )
+from frontend.text_options import TextFields, pack_text_options
 from protocol.columns import pack_int32
-from protocol.messages import ChatMessage, SamplingParams
+from protocol.messages import ChatMessage, SamplingParams, TextOptions
 
 
-def refuse_unsupported(values: dict[str, Any]) -> None:
-    """Refuse fields that would change the answer if they were honoured. Raises RequestError."""
-    for name, accepted in ONE_VALUE.items():
+def refuse_unsupported(values: dict[str, Any], kind: type[SamplingFields]) -> None:
+    """Refuse fields that would change the answer if they were honoured. Raises RequestError.
+
+    `values` is the whole body, of the type `kind`.
+    """
+    if kind is ChatRequest and values.get("tools") and values.get("tool_choice") != "none":
+        raise invalid(
+            "tool_choice",
+            'must be "none" where there are tools: the chat template shows them to the model, and '
+            "what it calls comes as text",
+        )
+    for name, accepted in unsupported_fields(kind).items():
         if name in values and values[name] not in accepted:
             allowed = " or ".join(repr(value) for value in accepted)
             hint = f", or give {allowed}" if accepted else ""
@@ -71,6 +81,20 @@ def completion_params(fields: CompletionRequest) -> SamplingParams:
     if fields.echo and fields.logprobs is not None:
         raise invalid("echo", "with logprobs is not supported: the prompt is not scored")
     return sampling_params(fields, max_tokens=fields.max_tokens, logprobs=fields.logprobs)
+
+
+def chat_options(fields: ChatRequest) -> TextOptions:
+    """Return how a chat becomes tokens. Raises RequestError."""
+    return pack_text_options(
+        TextFields(
+            chat_template=fields.chat_template,
+            add_generation_prompt=fields.add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+            tools=fields.tools,
+            documents=fields.documents,
+            chat_template_kwargs=fields.chat_template_kwargs,
+        )
+    )
 
 
 def chat_messages(messages: list[InputMessage]) -> list[ChatMessage]:

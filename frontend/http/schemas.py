@@ -26,7 +26,6 @@ ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "allowed_token_ids": ([],),
     "bad_words": ([],),
-    "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -44,15 +43,21 @@ ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (0,),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (-1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "documents": ([],),
     "spaces_between_special_tokens": (True,),
     "return_tokens_as_token_ids": (False,),
 }
 """Fields that this engine knows and cannot honour, with the values that ask for nothing."""
+
+OF_ONE_ENDPOINT: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "documents": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+}
+"""The same of fields that one of the two endpoints honours."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,10 +75,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     """The name of the model served; absent: that one."""
     max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    """Absent, like the next three: the model's default."""
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
     best_of: int | None = None
@@ -115,6 +121,14 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[InputMessage] = []
+    tools: list[dict[str, Any]] = []
+    """Shown to the model by its template; needs tool_choice none, since calls come as text."""
+    documents: list[dict[str, Any]] = []
+    chat_template: str | None = None
+    """The name of one of the model's templates."""
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     max_completion_tokens: int | None = None
     """The newer name of max_tokens."""
     logprobs: bool = False
@@ -126,6 +140,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 
     prompt: str | list[str | int | list[int]] = ""
     """Text, texts, token ids, or several lists of them."""
+    add_special_tokens: bool = True
     echo: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
@@ -143,6 +158,12 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int] = []
 
 
-def known_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+def known_fields(kind: type[SamplingFields]) -> frozenset[str]:
     """Return the names that a body of this type may have without being reported as ignored."""
-    return frozenset(kind.__struct_fields__) | ONE_VALUE.keys()
+    return frozenset(kind.__struct_fields__) | unsupported_fields(kind).keys()
+
+
+def unsupported_fields(kind: type[SamplingFields]) -> dict[str, tuple[Any, ...]]:
+    """Return the fields that a body of this type may have with one value only."""
+    others = (item for item in OF_ONE_ENDPOINT.items() if item[0] not in kind.__struct_fields__)
+    return {**ONE_VALUE, **dict(others)}

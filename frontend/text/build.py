@@ -4,7 +4,7 @@ Imported only when a conversion is needed: transformers takes seconds to import 
 a GGUF file says of its special tokens is read from its own metadata.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ import tokenizers.decoders
 import transformers
 
 from frontend.text.cache import Conversion
-from frontend.text.text_model import TextModel, read_directory
+from frontend.text.text_model import DEFAULT_TEMPLATE, TextModel, read_directory
 from protocol.errors import ModelFileError
 
 _GGUF_SPECIAL = {
@@ -108,7 +108,7 @@ def _gguf_facts(model: Path, fields: Mapping[str, gguf.ReaderField]) -> TextMode
     special = {name: value(field, _TokenId) for name, field in _GGUF_SPECIAL.items()}
     eos = [value(field, _TokenId) for field in _GGUF_EOS]
     return TextModel(
-        chat_template=value("tokenizer.chat_template", str),
+        chat_templates=_gguf_templates(value),
         special_tokens={
             name: tokens[token_id]
             for name, token_id in special.items()
@@ -117,3 +117,10 @@ def _gguf_facts(model: Path, fields: Mapping[str, gguf.ReaderField]) -> TextMode
         eos_ids=list(dict.fromkeys(token_id for token_id in eos if token_id is not None)),
         add_bos=bool(value("tokenizer.ggml.add_bos_token", bool)),
     )
+
+
+def _gguf_templates(value: Callable[[str, Any], Any]) -> dict[str, str]:
+    names: list[str] = value("tokenizer.chat_templates", list[str]) or []
+    sources = {name: value(f"tokenizer.chat_template.{name}", str) for name in names}
+    sources[DEFAULT_TEMPLATE] = value("tokenizer.chat_template", str)
+    return {name: source for name, source in sources.items() if source is not None}

@@ -24,7 +24,7 @@ import msgspec
 
 from frontend.text.text_model import TextModel
 
-FORMAT = 2
+FORMAT = 4
 """Part of every key: raise it when a conversion would give something else."""
 
 log = logging.getLogger(__name__)

@@ -37,8 +37,17 @@ class _Generation(jinja2.ext.Extension):
 class ChatTemplate:
     """A compiled chat template."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises ModelFileError for a template with a syntax error."""
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        name: str = "The model's chat template",
+    ) -> None:
+        """`name`: what a sentence about it calls it.
+
+        Raises ModelFileError for a template with a syntax error.
+        """
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -50,15 +59,26 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, MemoryError) as error:
-            raise ModelFileError(f"The model's chat template is broken: {error}.") from error
-        self._special_tokens = dict(special_tokens)
+            line = (
+                f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            )
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise ModelFileError(f"{name} is broken{line}: {reason}.") from error
+        self._special_tokens: dict[str, object] = dict(special_tokens)
         # A template that does not know the newer name of the system role gets the older one.
         self._developer_role = "developer" if "developer" in source else "system"
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """Return the prompt, up to where the model's answer begins.
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        variables: Mapping[str, object] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Return the prompt, with `add_generation_prompt` up to where the model's answer begins.
 
-        Raises RequestError with the template's own sentence, or one about it.
+        `variables` are what the template gets beside; what has a special token's name counts
+        before it. Raises RequestError with the template's own sentence, or one about it.
         """
         turns = [
             {
@@ -68,7 +88,13 @@ class ChatTemplate:
             for message in messages
         ]
         try:
-            return self._join(turns)
+            # Tools and documents are always defined, as in transformers: templates rely on it.
+            return self._join(
+                self._special_tokens
+                | {"tools": None, "documents": None}
+                | dict(variables or {})
+                | {"messages": turns, "add_generation_prompt": add_generation_prompt}
+            )
         except RefusedByTemplateError as error:
             raise _failed(f"The model's chat template refuses the messages: {error}") from error
         except MemoryError as error:
@@ -79,12 +105,10 @@ class ChatTemplate:
                 f"The model's chat template fails on the messages ({type(error).__name__})."
             ) from error
 
-    def _join(self, turns: list[dict[str, str]]) -> str:
+    def _join(self, context: Mapping[str, object]) -> str:
         parts: list[str] = []
         size = 0
-        for part in self._template.generate(
-            **self._special_tokens, messages=turns, add_generation_prompt=True
-        ):
+        for part in self._template.generate(context):
             parts.append(part)
             size += len(part)
             if size > MAX_TEXT_BYTES:

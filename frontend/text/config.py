@@ -16,6 +16,9 @@ class TextConfig:
     process: ProcessConfig
     address: str = field(metadata={"help": "where the frontend listens for this process"})
     model: str = field(metadata={"help": "model directory or GGUF file"})
+    chat_template: str = field(
+        default="", metadata={"help": "file of a chat template, instead of the model's"}
+    )
     tokenizer_cache: str = field(
         default="", metadata={"help": "directory of converted tokenizers; empty: the user's cache"}
     )

@@ -1,7 +1,7 @@
 """Text to token ids, with special tokens only where they are meant.
 
-What a user writes never becomes a special token, however it is spelled. In a rendered chat, the
-template's own spellings do.
+A text is a prompt that its client has made, perhaps by a template of his own: what spells a special
+token in it is one. In a chat only the template's own spellings are. What a message spells never is.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,13 @@ from protocol.errors import ModelFileError
 class Encoder:
     """One model's tokenizer."""
 
-    def __init__(self, tokenizer_file: Path, *, bos: str | None) -> None:
-        """`bos`: a token to put first where the tokenizer file puts none. Raises ModelFileError."""
+    def __init__(
+        self, tokenizer_file: Path, *, bos: str | None = None, add_bos: bool = False
+    ) -> None:
+        """`bos`: the token that begins texts. The tokenizer file decides whether it comes first.
+
+        `add_bos`: put it there even where the file does not. Raises ModelFileError.
+        """
         try:
             self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
         # The library raises bare Exceptions for files that it does not understand.
@@ -30,6 +35,7 @@ class Encoder:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}
         self._bos_id = self._tokenizer.token_to_id(bos) if bos else None
+        self._adds_bos = add_bos
 
     @property
     def special_texts(self) -> list[str]:
@@ -42,10 +48,14 @@ class Encoder:
         return token_id
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of a user's text."""
-        self._tokenizer.encode_special_tokens = True
+        """Return the ids of a text. A BOS is not added to one that begins with it."""
+        self._tokenizer.encode_special_tokens = False
         ids = self._ids(text, add_special_tokens=add_special_tokens)
-        if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
+        if not add_special_tokens or self._bos_id is None:
+            return ids
+        if ids[:2] == [self._bos_id, self._bos_id]:
+            return ids[1:]
+        if self._adds_bos and ids[:1] != [self._bos_id]:
             return [self._bos_id, *ids]
         return ids
 

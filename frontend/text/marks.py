@@ -7,13 +7,23 @@ rendering, the marks are taken out, and a spelling that had one inside is the us
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import ChatMessage
 
 _PRIVATE_USE = range(0xE000, 0xF900)
+
+
+class Marked(NamedTuple):
+    """What a template is given."""
+
+    messages: list[ChatMessage]
+    mark: str
+    end: str
+    """Another character that occurs nowhere, to find the end of a message by."""
+    variables: dict[str, object]
 
 
 class Unmarked(NamedTuple):
@@ -43,24 +53,47 @@ class SpecialMarker:
         self._longer = re.compile("|".join(map(re.escape, longer)) or r"(?!)")
         self._taken = frozenset(template)
 
-    def mark(self, messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], str]:
-        """Return the messages with marks in their contents, and the mark used.
+    def mark(
+        self, messages: Sequence[ChatMessage], variables: Mapping[str, object] | None = None
+    ) -> Marked:
+        """Return messages and variables with marks in their texts.
 
-        Raises RequestError if the messages leave no character for it.
+        Raises RequestError if they leave no character for the mark.
         """
-        taken = self._taken.union(*(message.content for message in messages))
-        mark = next((chr(code) for code in _PRIVATE_USE if chr(code) not in taken), None)
-        if mark is None:
+        given = variables or {}
+        taken = self._taken.union(*(message.content for message in messages), *_texts(given))
+        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
+        mark, end = next(free, None), next(free, None)
+        if mark is None or end is None:
             raise RequestError(
                 ErrorCode.TEXT_FAILED,
-                "The messages use every private-use character: leave one unused.",
+                "The messages use every private-use character: leave two unused.",
                 param="messages",
             )
         marked = [
             ChatMessage(role=message.role, content=self._mark_text(message.content, mark))
             for message in messages
         ]
-        return marked, mark
+        return Marked(
+            marked,
+            mark,
+            end,
+            {name: self._mark_value(value, mark) for name, value in given.items()},
+        )
+
+    def _mark_value(self, value: object, mark: str) -> object:
+        match value:
+            case str():
+                return self._mark_text(value, mark)
+            case list():
+                return [self._mark_value(item, mark) for item in value]
+            case dict():
+                return {
+                    self._mark_text(key, mark): self._mark_value(item, mark)
+                    for key, item in value.items()
+                }
+            case _:
+                return value
 
     def _mark_text(self, text: str, mark: str) -> str:
         # Breaking one spelling can leave another that overlapped it.
@@ -73,6 +106,41 @@ class SpecialMarker:
                 place = len(text) - length + 1
                 return text[:place] + mark + text[place:]
         return text
+
+
+def cut_after_final_message(rendered: str, end: str) -> str:
+    """Return a rendered prompt up to the end of its last message.
+
+    That message's content was given with `end` and a space behind it. Where a template trims, the
+    space is gone, and what a trimming template would leave of the content counts. Raises
+    RequestError if the template does not show the message.
+    """
+    place = rendered.rfind(end)
+    if place < 0:
+        raise RequestError(
+            ErrorCode.TEXT_FAILED,
+            "The model's chat template does not show the final message as it is, so that it "
+            "cannot be continued.",
+            param="continue_final_message",
+        )
+    before, behind = rendered[:place], rendered[place + len(end) :]
+    return before if behind.startswith(" ") else before.rstrip()
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield all texts of a JSON value."""
+    match value:
+        case str():
+            yield value
+        case list():
+            for item in value:
+                yield from _texts(item)
+        case dict():
+            for key, item in value.items():
+                yield key
+                yield from _texts(item)
+        case _:
+            pass
 
 
 def unmark(rendered: str, mark: str) -> Unmarked:

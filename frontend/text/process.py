@@ -59,7 +59,7 @@ def _text_model(config: TextConfig) -> TextModel:
     """Return the model's text facts; convert its tokenizer first where that was never done."""
     model = Path(config.model)
     caches = tokenizer_caches(config.tokenizer_cache, config.process.run_dir)
-    found = find_text_model(model, caches)
+    found = find_text_model(model, caches, config.chat_template)
     if found is None:
         if config.converted:
             raise ModelFileError(f"The converted tokenizer of {model} cannot be written or read.")

@@ -31,6 +31,7 @@ from protocol.messages import (
     Role,
     TokenDeltas,
 )
+from protocol.sampling import NEUTRAL
 
 ROOT = Path(__file__).parents[2]
 FACTS = EngineFacts(
@@ -276,9 +277,9 @@ class DeskText:
         await asyncio.sleep(0)
         return pack_int32(ids)
 
-    async def render(self, messages):
+    async def render(self, messages, options):
         await asyncio.sleep(0)
-        return pack_int32(self._desk._render(list(messages))[1])
+        return pack_int32(self._desk._render(list(messages), options)[1])
 
 
 async def until(condition):
@@ -384,7 +385,7 @@ def serve(tmp_path, smol, smol_desk, smol_vocabulary, smol_tokenizer):
     def encode(text):
         return smol_tokenizer.encode(text, add_special_tokens=False).ids
 
-    async def main(use, facts, keys, max_live_sequences, with_text):
+    async def main(use, facts, keys, max_live_sequences, with_text, defaults):
         context = zmq.asyncio.Context()
         scheduler = FakeScheduler(context, f"ipc://{tmp_path}/scheduler", facts)
         link = SchedulerLink(context, f"ipc://{tmp_path}/scheduler", epoch=0)
@@ -395,7 +396,7 @@ def serve(tmp_path, smol, smol_desk, smol_vocabulary, smol_tokenizer):
             max_live_sequences=max_live_sequences,
         )
         if with_text:
-            engine.learn_text(smol, smol_vocabulary)
+            engine.learn_text(smol, smol_vocabulary, defaults)
         listener = open_listener("127.0.0.1", 0, is_guarded=False)
         server = HttpServer(build_app(engine, MODEL, keys), listener)
         http = Http(listener.getsockname()[1])
@@ -421,7 +422,15 @@ def serve(tmp_path, smol, smol_desk, smol_vocabulary, smol_tokenizer):
                 if not isinstance(failure, asyncio.CancelledError):
                     raise failure
 
-    def run(use, *, facts=FACTS, keys=None, max_live_sequences=64, with_text=True):
-        return asyncio.run(main(use, facts, keys, max_live_sequences, with_text))
+    def run(
+        use,
+        *,
+        facts=FACTS,
+        keys=None,
+        max_live_sequences=64,
+        with_text=True,
+        defaults=NEUTRAL,
+    ):
+        return asyncio.run(main(use, facts, keys, max_live_sequences, with_text, defaults))
 
     return run

@@ -35,10 +35,13 @@ from protocol.messages import (
     Reset,
     ResetCache,
     Role,
+    SamplingDefaults,
     SamplingParams,
     Status,
     StatusReply,
+    TextOptions,
 )
+from protocol.sampling import NEUTRAL
 from tests.frontend.conftest import FACTS, DeskText, make_deltas, until
 
 PROMPT = pack_int32([1, 2, 3])
@@ -110,14 +113,14 @@ class Bench:
 def bench(tmp_path, smol, smol_desk, smol_vocabulary):
     """Return a function that runs a coroutine function with a Bench."""
 
-    async def main(use):
+    async def main(use, defaults):
         context = zmq.asyncio.Context()
         sent = []
         engine = EngineClient(
             sent.append, DeskText(smol_desk), SeedSource(0, 0), max_live_sequences=64
         )
         engine.meet_scheduler(FACTS)
-        engine.learn_text(smol, smol_vocabulary)
+        engine.learn_text(smol, smol_vocabulary, defaults)
         router = AsyncRouter(context, f"ipc://{tmp_path}/clients")
         endpoint = ClientEndpoint(router, engine, "smol", epoch=5)
         running = asyncio.create_task(endpoint.run())
@@ -133,7 +136,7 @@ def bench(tmp_path, smol, smol_desk, smol_vocabulary):
                 client.socket.close()
             context.destroy(linger=0)
 
-    return lambda use: asyncio.run(main(use))
+    return lambda use, defaults=NEUTRAL: asyncio.run(main(use, defaults))
 
 
 def test_hello_generate_output(bench):
@@ -162,6 +165,47 @@ def test_hello_generate_output(bench):
     assert (last.first_index, last.finish_reason) == (1, FinishReason.LENGTH)
     usage = last.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (1, 2, 1)
+
+
+def test_the_models_defaults_are_for_what_is_left_open_and_shown(bench):
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, max_tokens=7)
+
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        for number, params in enumerate([{}, {"temperature": 1.0, "top_k": 0, "max_tokens": 2}]):
+            client.send(
+                Generate(request_id=number, prompt_ids=PROMPT, params=SamplingParams(**params))
+            )
+        client.send(Status())
+        return [each.params for each in await bench.sequences(2)], await client.receive()
+
+    (open_, given), status = bench(use, defaults)
+    assert (open_.temperature, open_.top_k, open_.top_p, open_.min_p) == (0.6, 20, 0.95, 0.1)
+    assert (given.temperature, given.top_k, given.top_p, given.min_p) == (1.0, 0, 0.95, 0.1)
+    assert (open_.max_tokens, given.max_tokens) == (7, 2)
+    assert status.defaults == defaults
+
+
+def test_how_a_chat_becomes_tokens(bench):
+    async def use(bench):
+        client = bench.client()
+        await client.hello()
+        chat = [ChatMessage(role="user", content="hello")]
+        options = [
+            TextOptions(continue_final_message=True, add_generation_prompt=False),
+            TextOptions(template="rag"),
+        ]
+        for number, each in enumerate(options):
+            client.send(
+                Generate(request_id=number, prompt=chat, params=SamplingParams(), text_options=each)
+            )
+        return await bench.sequences(1), await client.receive()
+
+    (continued,), refused = bench(use)
+    assert unpack_int32(continued.prompt_ids)[-1] == 28120
+    assert refused.error.code is ErrorCode.TEXT_FAILED
+    assert "no chat template 'rag'" in refused.error.message
 
 
 def test_a_chat_and_samples_without_a_stream(bench):
@@ -605,7 +649,7 @@ def test_a_turn_is_passed_on_and_its_time_counts_from_the_receipt(bench):
 
 def test_time_that_runs_out_before_the_start_ends_every_sample_with_timeout(bench):
     async def use(bench):
-        async def tokenize(text):
+        async def tokenize(text, *, add_special_tokens):
             await asyncio.sleep(30)
 
         bench.engine._text.tokenize = tokenize

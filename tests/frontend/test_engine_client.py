@@ -162,7 +162,7 @@ def test_priority_and_deadline_are_every_samples(bench):
 @pytest.mark.parametrize("left_s", [-1.0, 0.02])
 def test_time_that_runs_out_while_the_text_process_has_the_prompt(bench, left_s):
     async def use(bench):
-        async def tokenize(text):
+        async def tokenize(text, *, add_special_tokens):
             await asyncio.sleep(30)
 
         bench.engine._text.tokenize = tokenize

@@ -12,8 +12,10 @@ from protocol.messages import (
     ChatMessage,
     EngineFacts,
     FrontendToScheduler,
+    SamplingDefaults,
     SamplingParams,
 )
+from protocol.sampling import NEUTRAL
 from protocol.validation import validate_params, validate_sequence
 
 FACTS = EngineFacts(
@@ -28,11 +30,11 @@ FACTS = EngineFacts(
 PROMPT = pack_int32([1, 2, 3])
 
 
-def settled(*, prompt=PROMPT, default=None, eos_ids=(2,), **params):
+def settled(*, prompt=PROMPT, default=None, eos_ids=(2,), defaults=NEUTRAL, **params):
     request = GenerationRequest(
         prompt=prompt, params=SamplingParams(**params), default_max_tokens=default
     )
-    return settle(request, prompt, FACTS, eos_ids=eos_ids, seed=77)
+    return settle(request, prompt, FACTS, eos_ids=eos_ids, seed=77, defaults=defaults)
 
 
 def test_what_is_open_is_settled():
@@ -53,6 +55,24 @@ def test_what_is_open_is_settled():
 def test_max_tokens(asked, default, max_tokens):
     prepared = settled(max_tokens=asked, default=default)
     assert prepared.sample_params[0].max_tokens == max_tokens
+
+
+def test_what_a_request_leaves_open_the_models_defaults_settle():
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, max_tokens=7)
+    (one,) = settled(defaults=defaults).sample_params
+    assert (one.temperature, one.top_k, one.top_p, one.min_p) == (0.6, 20, 0.95, 0.1)
+    assert one.max_tokens == 7
+    (other,) = settled(
+        defaults=defaults, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=9
+    ).sample_params
+    assert (other.temperature, other.top_k, other.top_p, other.min_p) == (0.0, 0, 1.0, 0.0)
+    assert other.max_tokens == 9
+    (neutral,) = settled().sample_params
+    assert (neutral.temperature, neutral.top_k, neutral.top_p, neutral.min_p) == (1.0, 0, 1.0, 0.0)
+    # The endpoint's own default of max_tokens comes before the model's, and room before both.
+    assert settled(defaults=defaults, default=3).sample_params[0].max_tokens == 3
+    roomy = SamplingDefaults(max_tokens=1000)
+    assert settled(defaults=roomy).sample_params[0].max_tokens == 61
 
 
 def test_more_than_the_room_left_is_refused_with_both_numbers():
@@ -124,10 +144,10 @@ anything = st.integers() | st.integers(-3, 70) | st.integers(2**31 - 2, 2**31 + 
 
 @settings(max_examples=500, deadline=None)
 @given(
-    temperature=st.floats() | st.floats(0, 2),
-    top_k=anything,
-    top_p=st.floats() | st.floats(0, 1),
-    min_p=st.floats() | st.floats(0, 1),
+    temperature=st.none() | st.floats() | st.floats(0, 2),
+    top_k=st.none() | anything,
+    top_p=st.none() | st.floats() | st.floats(0, 1),
+    min_p=st.none() | st.floats() | st.floats(0, 1),
     seed=st.none() | st.integers() | st.integers(-(2**63), 2**63 - 1),
     max_tokens=st.none() | anything,
     min_tokens=anything,

@@ -16,9 +16,11 @@ import zmq.asyncio
 
 from frontend.config import FrontendConfig
 from protocol.child import Child
+from protocol.columns import unpack_int32
 from protocol.flags import to_flags
 from protocol.lifecycle import ProcessConfig
-from protocol.messages import StatusReply
+from protocol.messages import FinishReason, StatusReply
+from tests.frontend import tiny_tokenizers
 from tests.frontend.conftest import FACTS, ROOT, FakeScheduler, Http, parse_events, until
 
 CHAT = "/v1/chat/completions"
@@ -212,6 +214,73 @@ def test_an_unusable_model_is_its_failure(frontend, tmp_path):
         2,
         f"--model: there is no file or directory {tmp_path}/nothing.",
     )
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A model directory, as far as a frontend looks into it."""
+    path = tmp_path / "model"
+    path.mkdir()
+    tiny_tokenizers.byte_level("<s>", "</s>").save(str(path / "tokenizer.json"))
+    files = {
+        "config.json": {"eos_token_id": 1},
+        "generation_config.json": {
+            "do_sample": True,
+            "temperature": 0.6,
+            "top_k": 20,
+            "eos_token_id": [1, 7],
+            "repetition_penalty": 1.1,
+            "no_repeat_ngram_size": 2,
+        },
+        "tokenizer_config.json": {"bos_token": "<s>", "chat_template": "{{ bos_token }}model's"},
+    }
+    for name, content in files.items():
+        (path / name).write_text(json.dumps(content))
+    (tmp_path / "mine.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_directorys_defaults_and_an_operators_template(frontend, directory, capfd, ignores):
+    async def use(running):
+        await running.ready()
+        post = asyncio.create_task(running.http.post(CHAT, {**HI, "max_tokens": 1}))
+        sequence = await running.scheduler.next_sequence()
+        running.scheduler.tokens(sequence, [260], reason=FinishReason.LENGTH)
+        return sequence, await post
+
+    sequence, (status, _) = frontend(
+        use,
+        model=str(directory),
+        chat_template=str(directory.parent / "mine.jinja"),
+        ignore_generation_config=ignores,
+    )
+    tokenizer = tiny_tokenizers.byte_level("<s>", "</s>")
+    assert status == 200
+    assert unpack_int32(sequence.prompt_ids) == tokenizer.encode("<s>hi").ids
+    assert sequence.params.stop_token_ids == [1, 7]
+    chosen = (sequence.params.temperature, sequence.params.top_k, sequence.params.top_p)
+    assert chosen == ((1.0, 0, 1.0) if ignores else (0.6, 20, 1.0))
+    log = capfd.readouterr().err
+    warning = "for what this engine does not do: repetition_penalty=1.1, no_repeat_ngram_size=2\n"
+    assert (warning in log) is not ignores
+    says = "temperature=1 top_k=0 top_p=1 min_p=0 max_tokens=room from_model=none"
+    if not ignores:
+        says = (
+            "temperature=0.6 top_k=20 top_p=1 min_p=0 max_tokens=room from_model=temperature,top_k"
+        )
+    assert f"sampling defaults {says}\n" in log
+
+
+def test_a_template_that_does_not_parse_is_its_failure(frontend, directory):
+    async def use(running):
+        return await running.end(), running.child.failure
+
+    (directory / "tokenizer_config.json").write_text('{"chat_template": "{{ x"}')
+    code, failure = frontend(use, model=str(directory))
+    assert code == 2
+    assert failure.sentence.startswith("The model's chat template is broken in line 1: ")
 
 
 def test_a_text_process_that_is_killed_is_replaced(frontend):

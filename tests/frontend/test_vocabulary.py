@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from frontend.vocabulary import WordlessVocabulary, load_vocabulary
+from protocol.columns import pack_int32
 from protocol.errors import ModelFileError
+from tests.frontend import tiny_tokenizers
 
 PIECES = ["▁the", "▁", "a", "b▁c", "é", "你", "▁▁", "x", "<0x4G>", "ab"]
 
@@ -109,3 +111,72 @@ def test_a_model_without_a_tokenizer_has_no_words():
     vocabulary = WordlessVocabulary()
     assert vocabulary.detokenizer(skip_special_tokens=True).push([1, 2]) == ""
     assert vocabulary.token_bytes(5) == b""
+
+
+def vocabulary_of(tokenizer, directory):
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return load_vocabulary(directory / "tokenizer.json")
+
+
+METASPACE = {
+    "alone": decoders.Metaspace(),
+    "first": decoders.Metaspace(prepend_scheme="first"),
+    "never": decoders.Metaspace(prepend_scheme="never"),
+    "after bytes": decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]),
+    "before bytes": decoders.Sequence(
+        [decoders.Metaspace(), decoders.ByteFallback(), decoders.Fuse()]
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=METASPACE)
+def metaspace(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("metaspace")
+    tokenizer = sentence_piece_file(directory / "tokenizer.json", strip=False)
+    tokenizer.decoder = METASPACE[request.param]
+    return tokenizer, vocabulary_of(tokenizer, directory)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    # No bytes of the sign for the space itself, which the library takes for one in one order.
+    ids=st.lists(st.integers(256, 275) | st.sampled_from([0x41, 0xE4, 0xBD, 0xA0]), max_size=9),
+    skip=st.booleans(),
+)
+def test_metaspace_equals_the_librarys_decoding(metaspace, ids, skip):
+    tokenizer, vocabulary = metaspace
+    has_bytes = "ByteFallback" in str(tokenizer.decoder)
+    ids = [token_id for token_id in ids if has_bytes or token_id > 255]
+    detokenizer = vocabulary.detokenizer(skip_special_tokens=skip)
+    text = "".join(detokenizer.push([token_id]) for token_id in ids)
+    assert text + detokenizer.flush() == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace_bpe", "unigram"])
+@pytest.mark.parametrize("cut", [1, 2, 4, 6])
+def test_an_output_goes_on_from_its_prompt(tmp_path, kind, cut):
+    """Prompt and output, one behind the other, are the text of all tokens."""
+    tokenizer = getattr(tiny_tokenizers, kind)()
+    vocabulary = vocabulary_of(tokenizer, tmp_path)
+    ids = tokenizer.encode("the capital of France is Paris").ids
+    prompt, output = ids[:cut], ids[cut:]
+    detokenizer = vocabulary.detokenizer(skip_special_tokens=True, after=pack_int32(prompt))
+    text = "".join(detokenizer.push([token_id]) for token_id in output) + detokenizer.flush()
+    before = tokenizer.decode(prompt)
+    assert before + text == "the capital of France is Paris"
+    assert text == vocabulary_text(vocabulary, ids, skip=True)[len(before) :]
+
+
+def vocabulary_text(vocabulary, ids, *, skip):
+    detokenizer = vocabulary.detokenizer(skip_special_tokens=skip)
+    return detokenizer.push(ids) + detokenizer.flush()
+
+
+def test_bytes_of_a_character_come_together(tmp_path):
+    tokenizer = tiny_tokenizers.metaspace_bpe()
+    vocabulary = vocabulary_of(tokenizer, tmp_path)
+    ids = tokenizer.encode("sea 你é", add_special_tokens=False).ids
+    detokenizer = vocabulary.detokenizer(skip_special_tokens=True)
+    parts = [detokenizer.push([token_id]) for token_id in ids] + [detokenizer.flush()]
+    assert "".join(parts) == "sea 你é"
+    assert all("\ufffd" not in part for part in parts)

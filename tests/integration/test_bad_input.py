@@ -68,6 +68,7 @@ def broken(tiny_model, tmp_path):
     [
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["--tp", "two"], "argument --tp: invalid int value: 'two'"),
+        (["--chat-template", "/no/file"], "/no/file cannot be read: [Errno 2] No such file"),
         (["--tp", "0"], "--tp is 0; it must be at least 1."),
         (["--tp", "2", "--device", "cpu"], "legal are 1, 3."),
         (["--threads", "10000"], "--threads 10000 must be 1 to 4096."),

@@ -26,6 +26,7 @@ from frontend import (
 )
 from frontend.seeds import sample_seed
 from protocol.errors import ConfigError
+from protocol.sampling import sampling
 from tests.integration.conftest import two_free_ports
 from worker.checksum import checksum_token
 
@@ -40,7 +41,7 @@ def expected(prompt, params, sample=0):
     context = list(prompt)
     seed = None if params.seed is None else sample_seed(params.seed, sample)
     for _ in range(params.max_tokens):
-        context.append(checksum_token(context, seed, params.temperature, VOCABULARY))
+        context.append(checksum_token(context, seed, sampling(params).temperature, VOCABULARY))
     return context[len(prompt) :]
 
 

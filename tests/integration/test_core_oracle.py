@@ -21,6 +21,7 @@ from protocol.messages import (
     SchedulerToWorker,
     WorkerToScheduler,
 )
+from protocol.sampling import sampling
 from scheduler import prefix_finder, prefix_groups
 from scheduler.policy import LatencyPolicy, ThroughputPolicy
 from scheduler.scheduler import Scheduler
@@ -146,7 +147,7 @@ class Mix:
         prompt, params = self.asked[sequence]
         context, output = list(prompt), []
         while True:
-            token = checksum_token(context, params.seed, params.temperature, VOCABULARY)
+            token = checksum_token(context, params.seed, sampling(params).temperature, VOCABULARY)
             context.append(token)
             output.append(token)
             if token in params.stop_token_ids:

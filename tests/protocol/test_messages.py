@@ -9,7 +9,9 @@ from protocol.columns import pack_float32, pack_int32, pack_int64
 from protocol.errors import ErrorCode
 
 PARAMS = m.SamplingParams(temperature=0.0, seed=7, max_tokens=3, stop_token_ids=[2])
-PARAMS_LIST = [0.0, 0, 1.0, 0.0, 7, 3, 0, 1, [], [2], False, None, True, False, None]
+PARAMS_LIST = [0.0, None, None, None, 7, 3, 0, 1, [], [2], False, None, True, False, None]
+OPTIONS = m.TextOptions(template="rag", add_generation_prompt=False, variables='{"a":1}')
+OPTIONS_LIST = [True, "rag", False, False, '{"a":1}']
 FACTS = m.EngineFacts(
     rank=0,
     back_end="torch",
@@ -30,7 +32,7 @@ CACHE_LIST = [40, 10, 0, 0, 0, 0, 5, 0, 3, 0, 0, 0]
 GOLDEN: list[tuple[m.Message, list[object]]] = [
     (
         m.Hello(role=m.Role.WORKER, identity=b"w0", epoch=3, fingerprint="ab", facts=FACTS),
-        ["Hello", 2, 3, b"w0", 3, "ab", FACTS_LIST],
+        ["Hello", 3, 3, b"w0", 3, "ab", FACTS_LIST],
     ),
     (
         m.Ping(
@@ -64,8 +66,9 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             params=PARAMS,
             priority=-3,
             deadline_s=1.5,
+            text_options=OPTIONS,
         ),
-        ["Generate", 1, 1, 5, [["user", "hi"]], b"", PARAMS_LIST, True, -3, 1.5],
+        ["Generate", 1, 1, 5, [["user", "hi"]], b"", PARAMS_LIST, True, -3, 1.5, OPTIONS_LIST],
     ),
     (
         m.Output(
@@ -92,7 +95,7 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             live_requests=1,
             waiting_requests=2,
         ),
-        ["StatusReply", 1, 1, "m", True, None, 1, 2, None],
+        ["StatusReply", 1, 1, "m", True, None, 1, 2, None, [1.0, 0, 1.0, 0.0, None]],
     ),
     (m.Abort(epoch=1, seq=1, request_id=5), ["Abort", 1, 1, 5, -1]),
     (
@@ -104,8 +107,15 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
     (m.ResetCache(epoch=1, seq=1), ["ResetCache", 1, 1]),
     (m.CacheReset(epoch=1, seq=1, blocks_forgotten=3), ["CacheReset", 1, 1, 3, None]),
     (
-        m.TextJob(epoch=1, seq=1, job_id=9, kind=m.TextKind.TOKENIZE, payload="a b"),
-        ["TextJob", 1, 1, 9, 0, "a b", True],
+        m.TextJob(
+            epoch=1,
+            seq=1,
+            job_id=9,
+            kind=m.TextKind.TOKENIZE,
+            payload="a b",
+            options=m.TextOptions(add_special_tokens=False),
+        ),
+        ["TextJob", 1, 1, 9, 0, "a b", [False, "", True, False, ""]],
     ),
     (
         m.TextDone(epoch=1, seq=1, job_id=9, token_ids=pack_int32([1, 2])),

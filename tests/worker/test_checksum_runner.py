@@ -5,6 +5,7 @@ import pytest
 from protocol.columns import unpack_float32, unpack_int32
 from protocol.errors import ErrorCode, ProcessError, ProtocolError
 from protocol.messages import SamplingParams, StepPlan
+from protocol.sampling import sampling
 from tests.worker.plan_builder import GREEDY, execute, make_facts, make_join, make_plan
 from tests.worker.random_plans import RandomPlans
 from worker.checksum import checksum_token
@@ -26,7 +27,7 @@ def following(token_ids: list[int], count: int, params: SamplingParams = GREEDY)
 
 
 def oracle(context: list[int], params: SamplingParams) -> int:
-    return checksum_token(context, params.seed, params.temperature, WIDE)
+    return checksum_token(context, params.seed, sampling(params).temperature, WIDE)
 
 
 def run(runner: StepRunner, *plans: StepPlan) -> list[list[int]]:

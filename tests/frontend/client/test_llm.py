@@ -97,6 +97,8 @@ def test_every_argument_reaches_the_launcher(launched):
         "threads": 1,
         "served_model_name": "name",
         "api_key_file": "/keys",
+        "chat_template": "/template.jinja",
+        "ignore_generation_config": True,
         "seed": -5,
         "drain_timeout_s": 1.5,
         "step_timeout_s": 9.0,
@@ -111,8 +113,9 @@ def test_every_argument_reaches_the_launcher(launched):
 
 def test_paths_are_made_absolute(launched, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = launched(record="tapes", api_key_file="keys")
+    config = launched(record="tapes", api_key_file="keys", chat_template="t")
     assert (config.record, config.api_key_file) == (str(tmp_path / "tapes"), str(tmp_path / "keys"))
+    assert config.chat_template == str(tmp_path / "t")
 
 
 def test_a_wrong_value_is_the_launchers_to_refuse(launched):

@@ -7,7 +7,7 @@ import pytest
 from frontend.client.requests import build_request, build_requests, list_chats, list_prompts
 from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, RequestError
-from protocol.messages import MAX_TEXT_BYTES, ChatMessage, SamplingParams
+from protocol.messages import MAX_TEXT_BYTES, ChatMessage, SamplingParams, TextOptions
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -113,6 +113,14 @@ def test_only_chats_are_chats():
     for wrong in ("Hi", ["Hi"], [[1, 2]], [CHAT, []]):
         with pytest.raises(RequestError, match="is no list of chat messages"):
             list_chats(wrong)
+
+
+def test_text_options_are_every_requests():
+    options = {"chat_template_kwargs": {"enable_thinking": False}, "add_special_tokens": False}
+    requests = build_requests(["a", CHAT], None, stream=False, text_options=options)
+    expected = TextOptions(add_special_tokens=False, variables='{"enable_thinking":false}')
+    assert [each.text_options for each in requests] == [expected, expected]
+    assert build_request("a", None, stream=True).text_options == TextOptions()
 
 
 def test_priority_and_deadline_are_every_requests():

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from protocol.columns import unpack_int32
-from protocol.messages import PROTOCOL_VERSION, CacheStats, FinishReason, Ping
+from protocol.messages import PROTOCOL_VERSION, CacheStats, FinishReason, Ping, SamplingDefaults
 from tests.frontend.conftest import until
 
 CHAT = "/v1/chat/completions"
@@ -360,6 +360,36 @@ def test_the_parameters_reach_the_scheduler(serve):
     assert second.seed != third.seed
 
 
+def test_a_request_comes_before_the_models_defaults_and_these_before_the_apis(serve):
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, max_tokens=7)
+    null = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "max_tokens"))
+
+    async def use(serving):
+        serving.will_say("a")
+        await serving.http.post(CHAT, {"messages": HI})
+        await serving.http.post(CHAT, {"messages": HI, **null})
+        given = {"temperature": 1, "top_k": -1, "top_p": 1, "max_tokens": 2}
+        await serving.http.post(CHAT, {"messages": HI, **given})
+        await serving.http.post(COMPLETIONS, {"prompt": "x"})
+        card = json.loads((await serving.http.request("GET", "/v1/models/smol"))[2])
+        return [each.params for each in serving.scheduler.sequences], card["sampling_defaults"]
+
+    chosen, shown = serve(use, defaults=defaults)
+    assert [(p.temperature, p.top_k, p.top_p, p.min_p, p.max_tokens) for p in chosen] == [
+        (0.6, 20, 0.95, 0.0, 7),
+        (0.6, 20, 0.95, 0.0, 7),
+        (1.0, -1, 1.0, 0.0, 2),
+        (0.6, 20, 0.95, 0.0, 16),
+    ]
+    assert shown == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.0,
+        "max_tokens": 7,
+    }
+
+
 def test_parts_of_a_message_are_joined(serve):
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 
@@ -467,14 +497,22 @@ def test_salts_and_keys_part_the_prefix_cache(serve):
             400,
             "messages[0].tool_calls",
         ),
-        (CHAT, {"messages": HI, "tools": [{}]}, 400, "tools"),
+        (CHAT, {"messages": HI, "tools": [{}]}, 400, "tool_choice"),
+        (COMPLETIONS, {"prompt": "x", "tools": [{}]}, 400, "tools"),
+        (CHAT, {"messages": HI, "add_special_tokens": True}, 400, "add_special_tokens"),
+        (
+            CHAT,
+            {"messages": HI, "add_generation_prompt": True, "continue_final_message": True},
+            400,
+            "add_generation_prompt",
+        ),
         (
             CHAT,
             {"messages": HI, "response_format": {"type": "json_object"}},
             400,
             "response_format",
         ),
-        (CHAT, {"messages": HI, "chat_template": "x"}, 400, "chat_template"),
+        (CHAT, {"messages": HI, "chat_template": "{% x %}\n"}, 400, "chat_template"),
         (CHAT, {"messages": HI, "top_logprobs": 3}, 400, "top_logprobs"),
         (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         (
@@ -678,8 +716,45 @@ def test_models_and_version(serve):
     models, model, version = serve(use)
     assert models == {"object": "list", "data": [model]}
     assert model.pop("created") > 1_700_000_000
-    assert model == {"id": "smol", "object": "model", "owned_by": "tokenwire", "max_model_len": 512}
+    assert model == {
+        "id": "smol",
+        "object": "model",
+        "owned_by": "tokenwire",
+        "max_model_len": 512,
+        "sampling_defaults": {
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "max_tokens": None,
+        },
+    }
     assert version["protocol_version"] == PROTOCOL_VERSION
+
+
+def test_how_text_becomes_tokens(serve):
+    """The bundled model's tokenizer adds nothing to a text, and its template knows no variables."""
+    assistant = {"role": "assistant", "content": "Sure <|im_end|>"}
+
+    async def use(serving):
+        serving.will_say("ok")
+        for body in (
+            {"messages": [*HI, assistant], "continue_final_message": True},
+            {"messages": HI, "add_generation_prompt": False, "chat_template": "default"},
+        ):
+            await serving.http.post(CHAT, body)
+        text = "<|im_start|>user\nhi<|im_end|>\n"
+        await serving.http.post(COMPLETIONS, {"prompt": text, "add_special_tokens": False})
+        unknown = await serving.http.post(CHAT, {"messages": HI, "chat_template": "rag"})
+        return [unpack_int32(each.prompt_ids) for each in serving.scheduler.sequences], unknown
+
+    (continued, without, text), unknown = serve(use)
+    assert continued[-3:-1] != [2, 198]
+    assert [i for i in continued if i in (1, 2)] == [1, 2, 1, 2, 1]
+    assert [i for i in without if i in (1, 2)] == [1, 2, 1, 2]
+    assert [i for i in text if i in (1, 2)] == [1, 2]
+    assert unknown[0] == 400
+    assert "no chat template 'rag'; chat_template may be default." in unknown[1]["error"]["message"]
 
 
 def test_tokenizing_over_http(serve):
@@ -696,7 +771,8 @@ def test_tokenizing_over_http(serve):
     assert (info["eos_token"], info["bos_token"]) == ("<|im_end|>", "<|im_start|>")
     assert "add_generation_prompt" in info["chat_template"]
     assert ids["tokens"][0] == 28120
-    assert 2 not in ids["tokens"]
+    assert ids["tokens"][-1] == 2
+    assert info["chat_templates"] == ["default"]
     assert (ids["count"], ids["max_model_len"]) == (len(ids["tokens"]), 512)
     assert text == (200, {"prompt": "hello<|im_end|>"})
     assert (above[0], below[0]) == (400, 400)

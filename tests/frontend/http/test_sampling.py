@@ -9,11 +9,11 @@ from frontend.http.sampling import (
     refuse_unsupported,
 )
 from frontend.http.schemas import (
-    ONE_VALUE,
     ChatRequest,
     CompletionRequest,
     InputMessage,
     TextPart,
+    unsupported_fields,
 )
 from protocol.columns import pack_int32
 from protocol.errors import RequestError
@@ -85,13 +85,24 @@ def test_messages_with_text_parts():
     ]
 
 
-@pytest.mark.parametrize("name", sorted(ONE_VALUE))
-def test_every_unsupported_field_is_refused_by_name(name):
-    for value in ONE_VALUE[name]:
-        refuse_unsupported({name: value})
-    with pytest.raises(RequestError, match=f"^{name} is not supported: leave it out") as caught:
-        refuse_unsupported({name: {"something": "else"}})
-    assert caught.value.param == name
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_every_unsupported_field_is_refused_by_name(kind):
+    for name, values in unsupported_fields(kind).items():
+        for value in values:
+            refuse_unsupported({name: value}, kind)
+        with pytest.raises(RequestError, match=f"^{name} is not supported: leave it out") as caught:
+            refuse_unsupported({name: {"something": "else"}}, kind)
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "required"])
+def test_tools_are_for_the_template_alone(choice):
+    body = {"tools": [{"type": "function"}]}
+    refuse_unsupported(body | {"tool_choice": "none"}, ChatRequest)
+    with pytest.raises(RequestError, match=r'^tool_choice must be "none" where there are tools'):
+        refuse_unsupported(body | {"tool_choice": choice}, ChatRequest)
+    with pytest.raises(RequestError, match=r"^tools is not supported"):
+        refuse_unsupported(body | {"tool_choice": "none"}, CompletionRequest)
 
 
 def test_domains_of_the_prefix_cache():

@@ -7,7 +7,9 @@ import pytest
 from frontend.text.cache import Conversion, TokenizerCache, cache_key
 from frontend.text.text_model import TextModel
 
-MODEL = TextModel(chat_template="{{ x }}", special_tokens={"eos_token": "</s>"}, eos_ids=[2])
+MODEL = TextModel(
+    chat_templates={"default": "{{ x }}"}, special_tokens={"eos_token": "</s>"}, eos_ids=[2]
+)
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def test_what_is_stored_is_found(cache, tmp_path):
     found = cache.load("key")
     assert found == TextModel(
         tokenizer_file=str(file),
-        chat_template="{{ x }}",
+        chat_templates={"default": "{{ x }}"},
         special_tokens={"eos_token": "</s>"},
         eos_ids=[2],
     )

@@ -14,22 +14,22 @@ IM_START, IM_END = 1, 2
 
 @pytest.fixture(scope="module")
 def encoder(smol):
-    return Encoder(smol.tokenizer_file, bos=None)
+    return Encoder(smol.tokenizer_file)
 
 
 def chat(encoder, *contents):
     """Encode messages through a template that puts special tokens of its own around them."""
     messages = [ChatMessage(role="user", content=content) for content in contents]
-    marked, mark = SpecialMarker(encoder.special_texts, "").mark(messages)
-    rendered = "".join(f"<|im_start|>user\n{message.content}<|im_end|>\n" for message in marked)
-    return encoder.encode_chat(unmark(rendered, mark))
+    marked = SpecialMarker(encoder.special_texts, "").mark(messages)
+    rendered = "".join(f"<|im_start|>user\n{each.content}<|im_end|>\n" for each in marked.messages)
+    return encoder.encode_chat(unmark(rendered, marked.mark))
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(alphabet="aé日😀ก \n") | st.text(alphabet="<|im_end|> x"))
-def test_a_users_text_never_becomes_a_special_token(text, encoder, smol_tokenizer):
+def test_a_text_is_encoded_as_the_library_does(text, encoder, smol_tokenizer):
     ids = encoder.encode(text, add_special_tokens=True)
-    assert all(token_id > 16 for token_id in ids)
+    assert ids == smol_tokenizer.encode(text).ids
     assert smol_tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
@@ -67,7 +67,7 @@ def test_only_the_run_with_a_users_token_is_encoded_again(encoder, smol_tokenize
 
 
 def test_bos_is_put_first_where_the_file_puts_none(smol, tmp_path):
-    with_bos = Encoder(smol.tokenizer_file, bos="<|endoftext|>")
+    with_bos = Encoder(smol.tokenizer_file, bos="<|endoftext|>", add_bos=True)
     assert with_bos.encode("hello", add_special_tokens=True) == [0, 28120]
     assert with_bos.encode("hello", add_special_tokens=False) == [28120]
     assert with_bos.encode("", add_special_tokens=True) == [0]
@@ -78,12 +78,31 @@ def test_bos_is_put_first_where_the_file_puts_none(smol, tmp_path):
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=9)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    puts_one = Encoder(tmp_path / "tokenizer.json", bos="<|endoftext|>")
-    assert puts_one.encode("hello hello hello", add_special_tokens=True)[:2] == [0, 28120]
-    assert len(puts_one.encode("hello hello hello", add_special_tokens=True)) == 4
+    for add_bos in (True, False):
+        puts_one = Encoder(tmp_path / "tokenizer.json", bos="<|endoftext|>", add_bos=add_bos)
+        assert puts_one.encode("hello hello hello", add_special_tokens=True)[:2] == [0, 28120]
+        assert len(puts_one.encode("hello hello hello", add_special_tokens=True)) == 4
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_a_text_that_begins_with_a_bos_gets_no_second(smol, tmp_path, add_bos):
+    """As a client's has who renders the chat himself."""
+    tokenizer = Tokenizer.from_file(smol.tokenizer_file)
+    if not add_bos:
+        tokenizer.post_processor = TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+        )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder = Encoder(tmp_path / "tokenizer.json", bos="<|endoftext|>", add_bos=add_bos)
+    assert encoder.encode("<|endoftext|>hello", add_special_tokens=True) == [0, 28120]
+
+
+def test_without_a_bos_there_is_none(smol):
+    encoder = Encoder(smol.tokenizer_file, add_bos=True)
+    assert encoder.encode("hello", add_special_tokens=True) == [28120]
 
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelFileError, match=r"tokenizer\.json is not a tokenizer file"):
-        Encoder(tmp_path / "tokenizer.json", bos=None)
+        Encoder(tmp_path / "tokenizer.json")

@@ -29,3 +29,10 @@ def test_a_conversion_is_found_in_any_cache(tmp_path, caches):
     assert find_text_model(model, caches) == TextModel(eos_ids=[2])
     model.write_bytes(b"changed")
     assert find_text_model(model, caches) is None
+
+
+def test_an_operators_template_comes_before_the_models(tmp_path, caches):
+    (tmp_path / "chat_template.jinja").write_text("model's")
+    (tmp_path / "mine.jinja").write_text("mine")
+    model = find_text_model(tmp_path, caches, str(tmp_path / "mine.jinja"))
+    assert model.chat_templates == {"default": "mine"}

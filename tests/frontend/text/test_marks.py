@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.text.marks import SpecialMarker, unmark
+from frontend.text.marks import SpecialMarker, cut_after_final_message, unmark
 from protocol.errors import RequestError
 from protocol.messages import ChatMessage
 
@@ -11,8 +11,8 @@ SPECIAL = ["<|im_end|>", "<|im", "<s>", "§"]
 
 def marked(*texts, special=SPECIAL):
     messages = [ChatMessage(role="user", content=text) for text in texts]
-    result, mark = SpecialMarker(special, "template").mark(messages)
-    return [message.content for message in result], mark
+    result = SpecialMarker(special, "template").mark(messages)
+    return [message.content for message in result.messages], result.mark
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,33 @@ def test_messages_that_leave_no_character_for_the_mark_are_refused():
 
 def test_a_model_without_special_tokens_needs_no_marks():
     assert marked("<s> anything", special=[])[0] == ["<s> anything"]
+
+
+def test_the_texts_of_variables_are_marked_too():
+    variables = {"tools": [{"<s>": "say <s>", "n": 1}], "think": False, "none": None, "x": "plain"}
+    marked = SpecialMarker(SPECIAL, "").mark([], variables)
+    assert marked.variables == {
+        "tools": [{"<\ue000s>": "say <\ue000s>", "n": 1}],
+        "think": False,
+        "none": None,
+        "x": "plain",
+    }
+    assert SpecialMarker(SPECIAL, "").mark([], {"a": ["\ue000"]})[1:3] == ("\ue001", "\ue002")
+
+
+@pytest.mark.parametrize(
+    ("rendered", "kept"),
+    [
+        ("<s>user hi\n<s>Sure,  # </s>", "<s>user hi\n<s>Sure,  "),
+        ("<s>Sure,  #</s>", "<s>Sure,"),
+        ("<s>Sure#", "<s>Sure"),
+        ("a # b # c", "a # b "),
+    ],
+)
+def test_a_prompt_ends_with_its_final_message(rendered, kept):
+    assert cut_after_final_message(rendered, "#") == kept
+
+
+def test_a_final_message_that_is_not_shown_cannot_be_continued():
+    with pytest.raises(RequestError, match="does not show the final message"):
+        cut_after_final_message("<s>user hi", "#")

@@ -7,6 +7,8 @@ from frontend.text.text_model import (
     files_of_conversion,
     needs_conversion,
     read_directory,
+    read_template,
+    with_template_file,
 )
 from protocol.errors import ModelFileError
 
@@ -41,7 +43,7 @@ def test_everything_a_directory_says(tmp_path):
     )
     assert read_directory(tmp_path) == TextModel(
         tokenizer_file=str(tmp_path / "tokenizer.json"),
-        chat_template="{{ messages }}",
+        chat_templates={"default": "{{ messages }}"},
         special_tokens={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
         eos_ids=[5, 6, 9],
         add_bos=True,
@@ -54,10 +56,59 @@ def test_a_template_file_comes_before_the_config(tmp_path):
     assert read_directory(tmp_path).chat_template == "new"
 
 
-def test_the_default_of_several_templates_is_taken(tmp_path):
+def test_several_templates_have_names(tmp_path):
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     write(tmp_path, tokenizer_config__json={"chat_template": named})
-    assert read_directory(tmp_path).chat_template == "d"
+    model = read_directory(tmp_path)
+    assert model.chat_template == "d"
+    assert model.chat_templates == {"tool_use": "t", "default": "d"}
+    write(tmp_path, tokenizer_config__json={"chat_template": named[:1]})
+    assert read_directory(tmp_path).chat_template is None
+
+
+def test_where_templates_are(tmp_path):
+    write(
+        tmp_path,
+        tokenizer_config__json={"chat_template": "config"},
+        chat_template__json={"chat_template": "processor"},
+    )
+    assert read_directory(tmp_path).chat_templates == {"default": "processor"}
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("r")
+    write(tmp_path, chat_template__jinja="file")
+    assert read_directory(tmp_path).chat_templates == {"default": "file", "rag": "r"}
+    write(tmp_path, mine="mine")
+    mine = with_template_file(read_directory(tmp_path), tmp_path / "mine")
+    assert mine.chat_templates == {"default": "mine"}
+    assert mine.chat_template_file == str(tmp_path / "mine")
+
+
+def test_a_template_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ModelFileError, match=r"nothing cannot be read: .* No such file"):
+        read_template(tmp_path / "nothing")
+    (tmp_path / "latin").write_bytes(b"\xe9")
+    with pytest.raises(ModelFileError, match="latin cannot be read: 'utf-8' codec"):
+        read_template(tmp_path / "latin")
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate((4 << 20) + 1)
+    with pytest.raises(ModelFileError, match="large has 4194305 bytes"):
+        read_template(tmp_path / "large")
+
+
+def test_special_tokens_may_be_in_an_older_file(tmp_path):
+    write(
+        tmp_path,
+        special_tokens_map__json={"bos_token": "<old>", "eos_token": {"content": "</s>"}},
+        tokenizer_config__json={"bos_token": "<s>", "eos_token": None},
+    )
+    model = read_directory(tmp_path)
+    assert model.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_how_to_sample_is_read(tmp_path):
+    write(tmp_path, generation_config__json={"top_k": 20, "eos_token_id": 3})
+    model = read_directory(tmp_path)
+    assert (model.generation.given, model.eos_ids) == (["top_k"], [3])
 
 
 @pytest.mark.parametrize(
