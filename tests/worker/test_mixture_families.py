@@ -148,7 +148,6 @@ def test_gpt_oss_scaling_where_the_file_has_none():
         (gpt_oss, {"swiglu_limit": 0.0}, ["swiglu_limit"]),
         (gpt_oss, {"intermediate_size": 2900}, ["intermediate_size is 2900", "multiple of 32"]),
     ],
-    ids=str,
 )
 def test_refused(read, changes: dict[str, Any], words: list[str]):
     with pytest.raises(ModelFileError) as caught:
