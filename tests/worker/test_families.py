@@ -154,7 +154,7 @@ def test_gemma3_as_transformers_leaves_out_its_defaults(tmp_path: Path):
         ("Mistral", {"sliding_window": 0}, ["sliding_window is 0", "1 to"]),
         ("Granite", {"residual_multiplier": -1.0}, ["residual multiplier is -1.0"]),
         ("Llama", {"residual_multiplier": 0.5}, ["residual_multiplier is 0.5", "left out or 1"]),
-        ("Llama", {"quantization_config": {"bits": 4}}, ["quantization_config", "left out"]),
+        ("Llama", {"quantization_config": {"bits": 4}}, ["quantization_config", "quant_method"]),
         ("Olmo2", {"clip_qkv": 8.0}, ["clip_qkv is 8.0", "left out"]),
     ],
 )

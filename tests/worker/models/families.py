@@ -49,7 +49,7 @@ class Family:
     gguf: str | None = None
     """GGUF's name of the architecture, where such files are read."""
     on_gpu: bool = False
-    """Compared with float32 on one H200 in bfloat16, by `benchmarks.gpu_check`."""
+    """Compared with float32 on one H200 in bfloat16, by tests/worker/models/test_on_gpu.py."""
 
 
 FAMILIES = (
