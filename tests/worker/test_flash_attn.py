@@ -30,7 +30,7 @@ def test_decode_rows_and_chunks(heads: tuple[int, int, int], dtype: torch.dtype,
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("as_graph", [False, True])
 @pytest.mark.parametrize(("num_decode", "num_chunks"), [(300, 0), (5, 3)])
-@pytest.mark.parametrize("heads", [(64, 8, 64), (8, 4, 256)])
+@pytest.mark.parametrize("heads", [(64, 8, 64), (8, 4, 128)])
 def test_windows_sinks_and_scale(
     heads: tuple[int, int, int], num_decode: int, num_chunks: int, as_graph: bool, has_sinks: bool
 ):

@@ -35,8 +35,10 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = x.float()
     absmax = wide.abs().amax(dim=1, keepdim=True).clamp_(min=LEAST_ABSMAX)
-    codes = (wide * (E4M3_MAX / absmax)).clamp_(-E4M3_MAX, E4M3_MAX)
-    return codes.to(torch.float8_e4m3fn), absmax / E4M3_MAX
+    # Dividing by or into a plain number, torch multiplies by a reciprocal, which rounds twice.
+    largest = torch.full_like(absmax, E4M3_MAX)
+    codes = (wide * (largest / absmax)).clamp_(-E4M3_MAX, E4M3_MAX)
+    return codes.to(torch.float8_e4m3fn), absmax / largest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.teacher_forcing import (
     Comparison,
@@ -39,6 +40,7 @@ HEADS: dict[str, Any] = {
     "query_pre_attn_scalar": 80,
 }
 """Where a family has such a field."""
+EXPERTS = ("num_experts", "num_local_experts")
 LENGTHS = (18, 60, 137)
 NUM_EACH = 4
 
@@ -57,12 +59,17 @@ def compare_on(
     device: torch.device, family: Family, directory: Path
 ) -> tuple[Comparison, Comparison, float]:
     """Return how far our runner and transformers are off in bfloat16, and how far logits spread."""
-    model = save_family(family, directory, **gpu_sizes(family)).to(torch.bfloat16)
-    model.save_pretrained(directory)
-    model = model.to(device)
+    save_family(family, directory, **gpu_sizes(family)).to(torch.bfloat16).save_pretrained(
+        directory
+    )
+    # Loaded anew: converting a model would round what it computes its angles from.
+    wide, narrow = (
+        AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     prompts = random_prompts(SIZES["vocab_size"], LENGTHS, num_each=NUM_EACH)
-    references = make_references(model.float(), prompts, num_tokens=NUM_TOKENS)
-    plain = compare_model(model.to(torch.bfloat16), references)
+    references = make_references(wide, prompts, num_tokens=NUM_TOKENS)
+    plain = compare_model(narrow, references)
     config = WorkerConfig(
         process=ProcessConfig(run_dir="unused"),
         model=str(directory),
@@ -86,4 +93,6 @@ def test_tokens(family: Family, tmp_path: Path):
     print(f"{family.architecture}: ours {found}, transformers {plain}, logits' spread {spread:.2f}")
     assert found.positions == len(LENGTHS) * NUM_EACH * NUM_TOKENS
     assert found.differing <= 2 * plain.differing + 0.02 * found.positions
-    assert found.worst_choice <= 3 * plain.worst_choice + 0.1 * spread
+    # Another expert than float32's, where two are nearly as likely, changes all logits of a token.
+    slack = 0.1 if family.config.keys().isdisjoint(EXPERTS) else 1.0
+    assert found.worst_choice <= 3 * plain.worst_choice + slack * spread
