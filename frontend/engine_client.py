@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from frontend.bad_words import resolve_bad_words
 from frontend.cache_resets import CacheResets
 from frontend.deltas import DeltaQueue, TokenLogprobs, logprobs_by_row
 from frontend.generation import (
@@ -160,6 +161,7 @@ class EngineClient:
         try:
             with self._queue.preparing(request.params.n):
                 async with asyncio.timeout(left):
+                    request = await resolve_bad_words(request, self._text)
                     prompt_ids = await self._encode(request, facts)
         except TimeoutError as error:
             raise DeadlineError("The request's time ran out before its prompt was read.") from error

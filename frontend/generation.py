@@ -123,7 +123,8 @@ def settle(
 ) -> PreparedRequest:
     """Settle what a request leaves open. Raises RequestError for what this engine cannot do.
 
-    `seed` is for a request that brings none, `defaults` are for what else it leaves open.
+    `seed` is for a request that brings none, `defaults` are for what else it leaves open. Of bad
+    words the tokens must be known (`frontend.bad_words`).
     """
     params = request.params
     chosen = sampling(params, defaults)
@@ -139,6 +140,7 @@ def settle(
         top_k=chosen.top_k if chosen.top_k < facts.vocab_size else 0,
         top_p=chosen.top_p,
         min_p=chosen.min_p,
+        repetition_penalty=chosen.repetition_penalty,
     )
     validate_sequence(prompt_ids, resolved, facts)
     return PreparedRequest(

@@ -27,7 +27,7 @@ from msgspec import Meta
 from protocol.codes import Code
 from protocol.errors import ErrorCode
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_MODEL_LEN = 1 << 20
@@ -39,6 +39,12 @@ MAX_SAMPLES = 64
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIASES = 300
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_IDS = 128
+"""Token sequences: a word is one by itself and another after a space."""
+MAX_BAD_WORD_TOKENS = 32
 MAX_DEADLINE_S = 604_800
 """A week: the longest time limit of a request."""
 
@@ -48,6 +54,9 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
 RequestId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 SampleIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_SAMPLES)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty: TypeAlias = Annotated[float, Meta(gt=0, le=2)]
 Column: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
 LongText: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_BYTES)]
@@ -126,6 +135,7 @@ class SamplingDefaults(Part, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     """None: the room left in the context."""
 
@@ -144,12 +154,35 @@ class SamplingParams(Part, frozen=True, kw_only=True):
     """Keep the smallest set of most likely tokens whose probability reaches this."""
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Drop tokens less likely than this share of the most likely one."""
+    presence_penalty: Penalty = 0.0
+    """Taken from the logit of each token that the output holds."""
+    frequency_penalty: Penalty = 0.0
+    """Taken from a token's logit once for each time that the output holds it."""
+    repetition_penalty: RepetitionPenalty | None = None
+    """Divides the logit of each token that prompt or output hold, or multiplies one below 0."""
+    logit_bias: Annotated[
+        dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_LOGIT_BIASES)
+    ] = {}
+    """Added to the logits of tokens."""
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
+    """The only tokens that may be output. None: all."""
+    bad_words: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=MAX_BAD_WORDS)
+    ] = []
+    """What may not be output; the frontend makes `bad_word_ids` of them and empties them."""
+    bad_word_ids: Annotated[
+        list[Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]],
+        Meta(max_length=MAX_BAD_WORD_IDS),
+    ] = []
+    """Tokens that may not be output one after the other: after the others the last is banned."""
     seed: Int64 | None = None
     """Any 64-bit integer. None: the frontend draws one."""
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     """Most output tokens."""
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    """Fewest output tokens before a stop token or stop string counts."""
+    """Output tokens among which there is no stop token, and no stop string counts."""
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
     """Samples per prompt; each is its own sequence."""
     stop: Annotated[

@@ -12,6 +12,13 @@ from scheduler.sequence import Sequence
 from scheduler.slot_table import Rows
 from scheduler.step_cost import StepCost, StepWork
 
+JOIN_BYTES = 512
+"""What a join takes in a frame beside its tokens, blocks and lists of token ids: its parameters,
+mostly."""
+ID_BYTES = 5
+"""What a token id in such a list takes, at most."""
+BIAS_BYTES = 9
+
 FAILED = -1
 """In a result's counts: this row's sequence has failed."""
 
@@ -59,6 +66,15 @@ class Draft:
     """Waiting sequences that do better to wait for what others are computing."""
     admission_closed: bool = False
     """Whether the next in the queue cannot be admitted in this step."""
+
+
+def join_bytes(sequence: Sequence) -> int:
+    """Return what a sequence's join takes in a plan's frame, or a little less."""
+    params = sequence.params
+    num_ids = len(params.logit_bias) + len(params.allowed_token_ids or ())
+    num_ids += sum(map(len, params.bad_word_ids))
+    lists = ID_BYTES * num_ids + BIAS_BYTES * len(params.logit_bias)
+    return JOIN_BYTES + lists + 4 * (len(sequence.tokens) + len(sequence.block_table))
 
 
 class Failure(NamedTuple):

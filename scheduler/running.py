@@ -13,7 +13,7 @@ from protocol.columns import pack_int32
 from protocol.messages import Join
 from scheduler.block_manager import BlockManager, BlocksLostError
 from scheduler.denied import Denied
-from scheduler.planned_step import Draft
+from scheduler.planned_step import Draft, join_bytes
 from scheduler.policy import PROGRESS_TOKENS, choose_victim, headroom
 from scheduler.prefix import PrefixBlock
 from scheduler.prefix_finder import PrefixFinder
@@ -24,9 +24,6 @@ from scheduler.swap_space import SwapSpace
 
 MAX_REPLACED = 65_536
 """Entries of block tables that one plan replaces at most: its frame has to hold them."""
-
-JOIN_BYTES = 512
-"""What a join takes in a frame beside its tokens and blocks: its parameters, mostly."""
 
 
 class Admission(enum.Enum):
@@ -173,7 +170,7 @@ class Running:
                 block_table=pack_int32(sequence.block_table),
             )
         )
-        draft.join_bytes += JOIN_BYTES + 4 * (len(sequence.tokens) + len(sequence.block_table))
+        draft.join_bytes += join_bytes(sequence)
 
     # ------------------------------------------------------------------------------
     # On

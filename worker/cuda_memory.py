@@ -42,7 +42,7 @@ def measure_worst_step(
     them wait for the device.
 
     It computes as many new tokens as a step may have and samples for as many sequences as there may
-    be, whose logits ranks gather as for rows with filters.
+    be, whose logits ranks gather, and copy, as for rows with filters and edits.
     """
     device = cache.data.device
     torch.cuda.empty_cache()
@@ -56,8 +56,10 @@ def measure_worst_step(
         # Of all rows: the last layer is as hungry as the others if every row is wanted.
         hidden = model(batch.tokens, batch.positions, attention.start_step(batch))
         logits = model.logits(hidden[:max_num_seqs].contiguous())
-        sampler.whole_logits(logits)
+        whole = sampler.whole_logits(logits)
+        edited = torch.empty(whole.shape, dtype=torch.float32, device=device)
         sampler.sample(logits, worst_sampled(max_num_seqs, device))
+        del whole, edited
     torch.cuda.synchronize(device)
     workspace = torch.cuda.memory_reserved(device) - weights
     free, total = torch.cuda.mem_get_info(device)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, ProcessError
-from protocol.messages import EngineFacts, LogprobColumns, SamplingParams, StepPlan
+from protocol.messages import EngineFacts, LogprobColumns, StepPlan
 from worker.attention.base import AttentionBackend, GraphableBackend
 from worker.batch import BatchBuilder
 from worker.chunk_graphs import ChunkGraphs
@@ -34,6 +34,7 @@ from worker.graph_sizes import CHUNK_TOKENS, decode_buckets
 from worker.graph_store import GraphStore
 from worker.host_blocks import HostBlocks
 from worker.kv_cache import KVCache
+from worker.logit_edits import Known
 from worker.models.causal_lm import CausalLM
 from worker.result_copies import HostResults, ResultCopies
 from worker.runner import (
@@ -44,7 +45,7 @@ from worker.runner import (
     out_of_memory_output,
 )
 from worker.sampler import top_logprobs
-from worker.sampling_slots import NO_LOGPROBS, SamplingSlots
+from worker.sampling_slots import NO_LOGPROBS, SamplingSlots, Variant
 from worker.slot_sampler import FAILED, SlotSampler
 from worker.slot_tables import SlotTables, changed_blocks
 from worker.slots import SlotTable
@@ -161,7 +162,9 @@ class ModelRunner:
 
     def _launch(self, rows: StepRows) -> LaunchedStep:
         if rows.joins:
-            self._sampling.join(rows.joins, [self._params(slot) for slot in rows.joins])
+            joins = [self._known(slot) for slot in rows.joins]
+            self._sampling.join(rows.joins, [known.params for known in joins])
+            self._sampling.edits.join(joins)
         self._cache.copy_blocks(rows.copies.tolist())
         if self._host_blocks is not None:
             self._host_blocks.move_in(rows.swap_ins.tolist())
@@ -192,9 +195,12 @@ class ModelRunner:
 
     def _replay(self, graphs: "_Graphs", rows: StepRows) -> Replay | None:
         """Run a step as a graph, if there is one for it."""
-        has_filters = self._sampling.any_filtered(rows.sampled_slots)
+        variant = self._sampling.variant(rows.sampled_slots)
+        if variant is Variant.EDITED:
+            # Some requests' edits end with min_tokens.
+            variant = self._sampling.variant(rows.sampled_slots, rows.sampled_indices)
         if rows.chunks:
-            graph = graphs.chunks.choose(rows, has_filters=has_filters)
+            graph = graphs.chunks.choose(rows, variant)
             if graph is None:
                 return None
             cache_positions = self._builder.cache_positions(rows, self._table.block_tables)
@@ -202,9 +208,7 @@ class ModelRunner:
         bucket = graphs.decode.bucket(len(rows.decode_slots))
         if bucket is None:
             return None
-        return graphs.decode.replay(
-            bucket, rows.decode_slots, rows.decode_positions, has_filters=has_filters
-        )
+        return graphs.decode.replay(bucket, rows.decode_slots, rows.decode_positions, variant)
 
     def _take(self, rows: StepRows, replay: Replay) -> LaunchedStep:
         """Take what a graph has left: a result for every sequence, whether it samples or not."""
@@ -222,10 +226,15 @@ class ModelRunner:
             logprobs = self._logprobs(rows, logits, reported)
         return self._leave(rows, replay.reported, logprobs, sampled)
 
-    def _params(self, slot: int) -> SamplingParams:
+    def _known(self, slot: int) -> Known:
         params = self._table.params[slot]
         assert params is not None, f"slot {slot} joined without parameters"
-        return params
+        return Known(
+            slot=slot,
+            params=params,
+            token_ids=self._table.token_ids[slot],
+            prompt_len=int(self._table.prompt_lens[slot]),
+        )
 
     def _logprobs(self, rows: StepRows, logits: Tensor, reported: Tensor) -> "_Logprobs | None":
         """Return the log-probabilities of the sampled rows that want them, on the device."""

@@ -139,6 +139,7 @@ class SamplingDefaultsReply(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     top_p: float
     min_p: float
+    repetition_penalty: float
     max_tokens: int | None
     """For chats; null: the room left."""
 

@@ -51,6 +51,12 @@ def sampling_params(
         top_k=fields.top_k,
         top_p=fields.top_p,
         min_p=fields.min_p,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        logit_bias=_logit_bias(fields.logit_bias),
+        allowed_token_ids=fields.allowed_token_ids,
+        bad_words=fields.bad_words,
         seed=fields.seed,
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens,
@@ -125,6 +131,18 @@ def cache_domain(key_domain: bytes, salt: str | None) -> bytes:
     if salt is None:
         return key_domain
     return hashlib.sha256(key_domain + b"\0" + salt.encode()).digest()[:16]
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    """Return biases by token id. Raises RequestError for a key that is none or comes twice."""
+    biases: dict[int, float] = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdecimal()) or len(key) > 10:
+            raise invalid("logit_bias", f"has a key {key[:64]!r}; keys are token ids in digits")
+        if int(key) in biases:
+            raise invalid("logit_bias", f"names token {int(key)} twice")
+        biases[int(key)] = bias
+    return biases
 
 
 def _message(message: InputMessage, place: str) -> ChatMessage:

@@ -18,14 +18,8 @@ MAX_SEQUENCES = 64
 """Prompts times samples in one request."""
 
 ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "logit_bias": ({},),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -76,10 +70,17 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the model served; absent: that one."""
     max_tokens: int | None = None
     temperature: float | None = None
-    """Absent, like the next three: the model's default."""
+    """Absent, like the next four: the model's default."""
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    """By token id, in decimal digits."""
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
     best_of: int | None = None

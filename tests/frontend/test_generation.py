@@ -59,8 +59,10 @@ def test_max_tokens(asked, default, max_tokens):
 
 def test_what_a_request_leaves_open_the_models_defaults_settle():
     defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, max_tokens=7)
+    defaults = msgspec.structs.replace(defaults, repetition_penalty=1.2)
     (one,) = settled(defaults=defaults).sample_params
     assert (one.temperature, one.top_k, one.top_p, one.min_p) == (0.6, 20, 0.95, 0.1)
+    assert one.repetition_penalty == 1.2
     assert one.max_tokens == 7
     (other,) = settled(
         defaults=defaults, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=9
@@ -155,6 +157,12 @@ anything = st.integers() | st.integers(-3, 70) | st.integers(2**31 - 2, 2**31 + 
     stop=st.lists(st.text(max_size=3) | st.text(min_size=200, max_size=300), max_size=6),
     stop_token_ids=st.lists(anything, max_size=4),
     logprobs=st.none() | st.integers(-2, 25),
+    presence_penalty=st.just(0.0) | st.floats(),
+    frequency_penalty=st.just(0.0) | st.floats(-2, 2),
+    repetition_penalty=st.none() | st.floats() | st.floats(0, 2),
+    logit_bias=st.just({}) | st.dictionaries(anything, st.floats(-101, 101), max_size=3),
+    allowed_token_ids=st.none() | st.lists(anything, max_size=3),
+    bad_word_ids=st.just([]) | st.lists(st.lists(anything, max_size=34), max_size=3),
     prompt=st.lists(st.integers(-1, 51), max_size=70),
 )
 def test_what_is_accepted_is_legal_on_the_wire(prompt, **fields):

@@ -67,6 +67,27 @@ def test_the_models_context_limits_too():
         ("stop_token_ids", [50]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [1] * 65),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 2.1),
+        ("repetition_penalty", float("nan")),
+        ("logit_bias", {50: 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", {1: float("nan")}),
+        ("logit_bias", dict.fromkeys(range(301), 0.0)),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [50]),
+        ("allowed_token_ids", [1] * 1025),
+        ("bad_words", [" "]),
+        ("bad_words", ["é" * 129]),
+        ("bad_words", ["x"] * 65),
+        ("bad_word_ids", [[]]),
+        ("bad_word_ids", [[50]]),
+        ("bad_word_ids", [[1] * 33]),
+        ("bad_word_ids", [[1]] * 129),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field, value):
@@ -96,3 +117,33 @@ def test_the_scheduler_takes_only_resolved_parameters(params):
 
 def test_resolved_parameters_pass():
     validate_sequence(pack_int32([1]), SamplingParams(seed=-5, max_tokens=1), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        (SamplingParams(allowed_token_ids=[1, 2], bad_word_ids=[[1], [3, 2]]), "allowed_token_ids"),
+        (
+            SamplingParams(allowed_token_ids=[1], stop_token_ids=[1], min_tokens=1),
+            "allowed_token_ids",
+        ),
+        (SamplingParams(bad_word_ids=[[i] for i in range(50)]), "bad_words"),
+        (SamplingParams(stop_token_ids=list(range(50)), min_tokens=1), "min_tokens"),
+    ],
+)
+def test_what_leaves_no_token_is_refused(params, name):
+    with pytest.raises(RequestError, match="leaves no token that may be drawn") as refusal:
+        validate_params(params, FACTS)
+    assert refusal.value.param == name
+
+
+def test_one_token_left_is_enough():
+    validate_params(SamplingParams(allowed_token_ids=[1, 2], bad_word_ids=[[1], [2, 1]]), FACTS)
+    validate_params(SamplingParams(allowed_token_ids=[1], stop_token_ids=[1]), FACTS)
+    validate_params(SamplingParams(stop_token_ids=list(range(49)), min_tokens=1), FACTS)
+
+
+def test_bad_words_are_resolved_for_the_scheduler():
+    params = SamplingParams(seed=1, max_tokens=1, bad_words=["x"])
+    with pytest.raises(RequestError, match="params are not resolved"):
+        validate_sequence(pack_int32([1]), params, FACTS)

@@ -10,7 +10,7 @@ from protocol.messages import (
     SamplingParams,
     StepPlan,
 )
-from scheduler import planner, running
+from scheduler import planned_step, planner, running
 from scheduler.policy import UNMEASURED_TOKENS, LatencyPolicy, ThroughputPolicy
 from scheduler.step_cost import ENOUGH, StepCost, StepWork, chunk_pairs
 from tests.scheduler.simulation import add_message, simulate
@@ -273,7 +273,7 @@ def test_the_largest_plan_fits_its_frame():
             block_table=bytes(4 * num_blocks),
         )
 
-    shortest = planner.MAX_JOIN_BYTES // (running.JOIN_BYTES + 8)
+    shortest = planner.MAX_JOIN_BYTES // (planned_step.JOIN_BYTES + 8)
     plan = StepPlan(
         step_id=2**40,
         leaves=bytes(4 * 65_536),

@@ -4,13 +4,16 @@ import math
 from functools import partial
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
 from protocol.columns import unpack_float32, unpack_int32
 from protocol.errors import ErrorCode, ProcessError
 from protocol.messages import EngineFacts, SamplingParams
-from tests.worker.plan_builder import execute, make_join, make_plan
+from tests.worker.logit_reference import reference_edits
+from tests.worker.plan_builder import GREEDY, execute, make_join, make_plan
 from tests.worker.thread_ranks import on_all, thread_ranks
 from tests.worker.tiny_models import CPU, reference_logits, save_llama
 from worker.attention.torch_attention import TorchAttention
@@ -175,6 +178,59 @@ def test_sampling_depends_on_seed_and_position_only(tiny):
     assert len(set(draws[0])) > 3
 
 
+EDITED = SamplingParams(
+    temperature=1.0,
+    seed=77,
+    presence_penalty=0.3,
+    frequency_penalty=0.9,
+    repetition_penalty=1.2,
+    logit_bias={4: 1.5, 9: -2.0},
+    bad_word_ids=[[100], [5, 6]],
+    min_tokens=6,
+    stop_token_ids=[2, 17],
+)
+
+
+def test_greedy_tokens_of_edited_logits(tiny):
+    """Beside a neighbour without edits, whose tokens stay the model's."""
+    path, reference = tiny
+    driver = Driver(path)
+    params = [msgspec.structs.replace(EDITED, temperature=0.0), GREEDY]
+    outputs = [driver.start(PROMPTS[:2], params)]
+    outputs += [driver.step(decode=[0, 1]) for _ in range(15)]
+    tokens = [list(prompt) for prompt in PROMPTS[:2]]
+    for output in outputs:
+        logits = [reference_logits(reference, known)[-1] for known in tokens]
+        edited = reference_edits(logits[0].tolist(), params[0], PROMPTS[0], tokens[0][5:])
+        expected = [int(np.argmax(edited)), int(logits[1].argmax())]
+        assert output.tokens.tolist() == expected
+        for known, token in zip(tokens, expected, strict=True):
+            known.append(token)
+    assert len(set(tokens[0])) > len(set(tokens[1]))
+
+
+def test_edited_samples_do_not_depend_on_neighbours_or_preemption(tiny):
+    path, _ = tiny
+    alone = Driver(path)
+    expected = alone.start([PROMPTS[0]], [EDITED]).tokens.tolist()
+    expected += [int(alone.step(decode=[0]).tokens[0]) for _ in range(14)]
+
+    driver = Driver(path)
+    filtered = SamplingParams(temperature=0.8, seed=3, top_k=9)
+    tokens = driver.start(PROMPTS, [EDITED, filtered, EDITED]).tokens.tolist()[:1]
+    tokens += [int(driver.step(decode=[0, 1, 2]).tokens[0]) for _ in range(6)]
+    # What was computed after the last committed token is dropped, and counts for nothing.
+    driver.step(decode=[0])
+    resumed = make_join(
+        3, PROMPTS[0] + tokens, range(50, 60), generation=9, prompt_len=5, params=EDITED
+    )
+    output = driver.step(leaves=[0], joins=[resumed], chunks=[(3, 0, 12, 1)], decode=[1])
+    tokens.append(int(output.tokens[1]))
+    tokens += [int(driver.step(decode=[1, 3]).tokens[1]) for _ in range(7)]
+    assert tokens == expected
+    assert len(set(tokens)) > 5
+
+
 def test_logprobs(tiny):
     path, reference = tiny
     driver = Driver(path)
@@ -285,13 +341,18 @@ MIXED_PARAMS = [
 ]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_report_what_one_rank_does(tiny_of_eight_heads: Path, size: int):
+EDITED_PARAMS = [msgspec.structs.replace(EDITED, temperature=0.0), MIXED_PARAMS[2], EDITED]
+
+
+@pytest.mark.parametrize(
+    ("size", "params"), [(2, MIXED_PARAMS), (4, MIXED_PARAMS), (2, EDITED_PARAMS)]
+)
+def test_ranks_report_what_one_rank_does(tiny_of_eight_heads: Path, size: int, params):
     """131 tokens divide by neither size; two KV heads are shared by four ranks."""
 
     def run(driver: Driver) -> list[StepOutput]:
         return [
-            driver.start(PROMPTS, MIXED_PARAMS),
+            driver.start(PROMPTS, params),
             driver.step(decode=[2, 0]),
             *(driver.step(decode=[0, 1, 2]) for _ in range(8)),
         ]

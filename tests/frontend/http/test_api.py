@@ -305,7 +305,8 @@ def test_nulls_mean_absent(serve):
     names = (
         "model max_tokens stop temperature seed n stream stream_options logprobs top_logprobs "
         "tools logit_bias response_format user stop_token_ids ignore_eos max_completion_tokens "
-        "cache_salt suffix top_k min_p echo"
+        "cache_salt suffix top_k min_p echo presence_penalty frequency_penalty repetition_penalty "
+        "allowed_token_ids bad_words"
     )
     nulls = dict.fromkeys(names.split())
 
@@ -342,6 +343,12 @@ def test_the_parameters_reach_the_scheduler(serve):
         "stop": "END",
         "stop_token_ids": [11, 12],
         "ignore_eos": True,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.25,
+        "logit_bias": {"7": 2, "8": -100},
+        "allowed_token_ids": [7, 9],
+        "bad_words": ["Paris", " Rome", "Paris"],
     }
 
     async def use(serving):
@@ -354,6 +361,11 @@ def test_the_parameters_reach_the_scheduler(serve):
     first, second, third = (sequence.params for sequence in serve(use))
     assert (first.temperature, first.top_p, first.top_k, first.min_p) == (0.25, 0.5, 7, 0.125)
     assert (first.seed, first.max_tokens, first.min_tokens) == (-3, 9, 4)
+    penalties = (first.presence_penalty, first.frequency_penalty, first.repetition_penalty)
+    assert penalties == (0.5, -1.0, 1.25)
+    assert (first.logit_bias, first.allowed_token_ids) == ({7: 2.0, 8: -100.0}, [7, 9])
+    paris, rome = [[38634], [7042]], [[46292], [7268]]
+    assert (first.bad_words, first.bad_word_ids) == ([], [*paris, *rome])
     assert (first.stop, first.stop_token_ids, first.ignore_eos) == ([], [11, 12], True)
     assert second.max_tokens == 3
     assert third.max_tokens == 16
@@ -386,6 +398,7 @@ def test_a_request_comes_before_the_models_defaults_and_these_before_the_apis(se
         "top_k": 20,
         "top_p": 0.95,
         "min_p": 0.0,
+        "repetition_penalty": 1.0,
         "max_tokens": 7,
     }
 
@@ -474,8 +487,24 @@ def test_salts_and_keys_part_the_prefix_cache(serve):
         (COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs"),
         (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo"),
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, 400, "suffix"),
-        (COMPLETIONS, {"prompt": "x", "presence_penalty": 0.5}, 400, "presence_penalty"),
-        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "presence_penalty": 2.5}, 400, "presence_penalty"),
+        (COMPLETIONS, {"prompt": "x", "frequency_penalty": "1"}, 400, "frequency_penalty"),
+        (COMPLETIONS, {"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"five": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"-5": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1, "05": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"49152": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "allowed_token_ids": []}, 400, "allowed_token_ids"),
+        (COMPLETIONS, {"prompt": "x", "allowed_token_ids": [49152]}, 400, "allowed_token_ids"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "allowed_token_ids": [2], "stop_token_ids": [2], "min_tokens": 1},
+            400,
+            "allowed_token_ids",
+        ),
+        (COMPLETIONS, {"prompt": "x", "bad_words": [""]}, 400, "bad_words"),
+        (COMPLETIONS, {"prompt": "x", "bad_words": ["a b " * 30]}, 400, "bad_words"),
         (COMPLETIONS, {"prompt": "x", "guided_json": {}}, 400, "guided_json"),
         (COMPLETIONS, {"prompt": "x", "model": "other"}, 404, "model"),
         (COMPLETIONS, {"prompt": "x", "model": "../x" * 1000}, 404, "model"),
@@ -545,9 +574,8 @@ def test_what_cannot_be_done_is_an_error_object_before_any_event(
     ("field", "value"),
     [
         ("presence_penalty", 0),
-        ("frequency_penalty", 0.0),
-        ("repetition_penalty", 1.0),
         ("logit_bias", {}),
+        ("bad_words", []),
         ("tools", []),
         ("tool_choice", "auto"),
         ("response_format", {"type": "text"}),
@@ -726,6 +754,7 @@ def test_models_and_version(serve):
             "top_k": 0,
             "top_p": 1.0,
             "min_p": 0.0,
+            "repetition_penalty": 1.0,
             "max_tokens": None,
         },
     }
