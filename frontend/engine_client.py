@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from frontend.bad_words import resolve_bad_words
 from frontend.cache_resets import CacheResets
-from frontend.deltas import DeltaQueue, TokenLogprobs, logprobs_by_row
+from frontend.deltas import DeltaQueue, DeltaRow, delta_rows
 from frontend.generation import (
     DeadlineError,
     GenerationRequest,
@@ -31,7 +31,7 @@ from frontend.seeds import SeedSource
 from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary
-from protocol.columns import unpack_int32, unpack_int64
+from protocol.columns import unpack_int32
 from protocol.errors import ErrorCode, ProcessError, ProtocolError, RequestError
 from protocol.messages import (
     Abort,
@@ -240,32 +240,11 @@ class EngineClient:
     def take_deltas(self, deltas: TokenDeltas) -> None:
         """Route new tokens to the samples they belong to; unknown ones have been aborted."""
         self._last_heard = time.monotonic()
-        token_ids = unpack_int32(deltas.token_ids)
-        logprobs = logprobs_by_row(deltas.logprobs) if deltas.logprobs else {}
-        start = 0
-        rows = zip(
-            unpack_int64(deltas.requests),
-            unpack_int32(deltas.samples),
-            unpack_int32(deltas.first_index),
-            unpack_int32(deltas.counts),
-            unpack_int32(deltas.cached_tokens),
-            unpack_int32(deltas.reasons),
-            strict=True,
-        )
-        for row, (request_id, sample, first_index, count, cached, reason) in enumerate(rows):
-            end = start + count
-            request = self._requests.get(request_id)
-            if request is not None and sample < len(request.samples):
-                request.samples[sample].learn_cached_tokens(cached)
-                self._accept(
-                    request,
-                    request.samples[sample],
-                    first_index,
-                    token_ids[start:end],
-                    logprobs.get(row, []),
-                    reason,
-                )
-            start = end
+        for row in delta_rows(deltas):
+            request = self._requests.get(row.request_id)
+            if request is not None and row.sample < len(request.samples):
+                request.samples[row.sample].learn_cached_tokens(row.cached_tokens)
+                self._accept(request, request.samples[row.sample], row)
 
     def take_ack(self, ack: AbortAck) -> None:
         """Note that an abort has taken effect."""
@@ -359,17 +338,10 @@ class EngineClient:
             request.queue.put(sample.end(failure(ErrorCode.NOT_READY)))
             self._forget_if_finished(request)
 
-    def _accept(
-        self,
-        request: LiveRequest,
-        sample: Sample,
-        first_index: int,
-        token_ids: list[int],
-        logprobs: list[TokenLogprobs],
-        reason: int,
-    ) -> None:
+    def _accept(self, request: LiveRequest, sample: Sample, row: DeltaRow) -> None:
         try:
-            accepted = sample.accept(first_index, token_ids, logprobs, reason)
+            sample.learn_prompt_logprobs(row.prompt_logprobs)
+            accepted = sample.accept(row.first_index, row.token_ids, row.logprobs, row.reason)
         except ProtocolError as error:
             log.error("our bug, please report: request=%d %s", request.request_id, error)
             request.queue.put(sample.end(failure(ErrorCode.INTERNAL)))

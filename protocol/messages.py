@@ -39,6 +39,8 @@ MAX_SAMPLES = 64
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Prompt tokens times values for each: an answer that holds more would not be of use."""
 MAX_LOGIT_BIASES = 300
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 64
@@ -195,6 +197,8 @@ class SamplingParams(Part, frozen=True, kw_only=True):
     """Do not stop at the model's EOS tokens."""
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """How many most likely tokens to report beside the chosen one. None: no logprobs."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """The same of the prompt's tokens, all but the first."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     include_stop_str_in_output: bool = False
@@ -237,9 +241,12 @@ class LogprobColumns(Part, frozen=True, kw_only=True):
     """[sum of n] token ids; each entry starts with its own token."""
     values: Column = b""
     """[sum of n] float32."""
+    ranks: Column = b""
+    """[entries] how many tokens are as likely as the scored one or more; empty: not counted."""
 
     def __post_init__(self) -> None:
-        require_equal_lengths(rows=self.rows, positions=self.positions, n=self.n)
+        ranks = self.ranks or self.rows
+        require_equal_lengths(rows=self.rows, positions=self.positions, n=self.n, ranks=ranks)
         require_equal_lengths(ids=self.ids, values=self.values)
 
 
@@ -435,6 +442,8 @@ class Output(Numbered, frozen=True, kw_only=True):
     text: LongText
     token_ids: Column
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+    """Of the prompt from its second token on, in the sample's first Output."""
     finish_reason: FinishReason | None = None
     """Set in the sample's last Output, unless error is."""
     usage: Usage | None = None
@@ -560,6 +569,8 @@ class TokenDeltas(Numbered, frozen=True, kw_only=True):
     token_ids: Column
     """[sum of counts]"""
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+    """Of the next prompt tokens of some rows, each row's without gaps."""
     cached_tokens: Column
     """[rows] prompt tokens found in the prefix cache, or taken over from another sample."""
     reasons: Column
@@ -634,6 +645,8 @@ class StepResult(Numbered, frozen=True, kw_only=True):
     failures: Column = b""
     """[failed rows] their ErrorCodes, in row order."""
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+    """Of the prompt tokens that follow those of a row's chunk."""
 
     def __post_init__(self) -> None:
         require_items(4, tokens=self.tokens, counts=self.counts, failures=self.failures)

@@ -12,6 +12,7 @@ from protocol.messages import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
     MAX_LOGIT_BIASES,
+    MAX_PROMPT_LOGPROBS,
     MAX_SAMPLES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -69,6 +70,9 @@ def validate_params(params: SamplingParams, facts: EngineFacts) -> None:
         raise _invalid("n", f"is {params.n}; it must be 1 to {MAX_SAMPLES}")
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_TOP_LOGPROBS:
         raise _invalid("logprobs", f"is {params.logprobs}; it must be 0 to {MAX_TOP_LOGPROBS}")
+    scores = params.prompt_logprobs
+    if scores is not None and not 0 <= scores <= MAX_TOP_LOGPROBS:
+        raise _invalid("prompt_logprobs", f"is {scores}; it must be 0 to {MAX_TOP_LOGPROBS}")
     _validate_stops(params, facts)
     _in_range("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _in_range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
@@ -84,6 +88,15 @@ def validate_sequence(prompt_ids: bytes, params: SamplingParams, facts: EngineFa
     """Check what the scheduler is asked to run: prompt and *resolved* parameters."""
     validate_prompt(prompt_ids, facts)
     validate_params(params, facts)
+    num_tokens = len(prompt_ids) // 4
+    if params.prompt_logprobs is not None:
+        num_values = num_tokens * (1 + params.prompt_logprobs)
+        if num_values > MAX_PROMPT_LOGPROBS:
+            raise _invalid(
+                "prompt_logprobs",
+                f"ask for {num_values} values: {1 + params.prompt_logprobs} for each of the "
+                f"prompt's {num_tokens} tokens; at most {MAX_PROMPT_LOGPROBS} are possible",
+            )
     if params.seed is None or params.max_tokens is None or params.stop or params.bad_words:
         raise _invalid(
             "params", "are not resolved: seed and max_tokens set, no stop strings or bad words"

@@ -54,6 +54,8 @@ class Draft:
     swap_ins: list[tuple[int, int]] = field(default_factory=list)
     """(host block, block)."""
     joins: list[Join] = field(default_factory=list)
+    num_scored: int = 0
+    """Tokens in chunks of sequences that want log-probabilities of their prompts."""
     join_bytes: int = 0
     """What the joins take in the plan's frame, or a little less."""
     chunks: dict[int, Chunk] = field(default_factory=dict)
@@ -160,6 +162,28 @@ class PlannedStep:
         every = np.zeros(len(self.sampled), np.int32)
         every[succeeded] = tokens
         return every
+
+    def check_prompt_logprobs(self, columns: LogprobColumns) -> None:
+        """Raise ProtocolError for those of other tokens than chunks score."""
+        self.check_logprobs(columns)
+        num_decodes = len(self.decodes)
+        expected: dict[int, int] = {}
+        for row, position in zip(
+            np.frombuffer(columns.rows, np.int32).tolist(),
+            np.frombuffer(columns.positions, np.int32).tolist(),
+            strict=True,
+        ):
+            chunk = self.chunks[row - num_decodes] if row >= num_decodes else None
+            if chunk is None or not (
+                position == expected.get(row, chunk.start + 1)
+                and position <= chunk.end
+                and position < chunk.sequence.num_prompt_tokens
+            ):
+                raise ProtocolError(
+                    f"Rank 0's log-probabilities of step {self.step_id} are not those of the "
+                    "prompt tokens that follow its chunks'."
+                )
+            expected[row] = position + 1
 
     def check_logprobs(self, columns: LogprobColumns) -> None:
         """Raise ProtocolError for log-probabilities of rows that the plan does not have."""

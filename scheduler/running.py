@@ -7,10 +7,11 @@ know results (`scheduler`).
 
 import enum
 
+import msgspec
 import numpy as np
 
 from protocol.columns import pack_int32
-from protocol.messages import Join
+from protocol.messages import Join, SamplingParams
 from scheduler.block_manager import BlockManager, BlocksLostError
 from scheduler.denied import Denied
 from scheduler.planned_step import Draft, join_bytes
@@ -166,7 +167,7 @@ class Running:
                 generation=int(self.table.generation[slot]),
                 token_ids=sequence.tokens.tobytes(),
                 prompt_len=sequence.num_prompt_tokens,
-                params=sequence.params,
+                params=_join_params(sequence),
                 block_table=pack_int32(sequence.block_table),
             )
         )
@@ -407,3 +408,11 @@ class Running:
         if sequence.slot is not None and self._decoding.pop(sequence.slot, None) is not None:
             self.groups.leave(sequence.slot)
             self._rows = None
+
+
+def _join_params(sequence: Sequence) -> SamplingParams:
+    """Return the parameters for the ranks: a prompt is scored once."""
+    params = sequence.params
+    if params.prompt_logprobs is None or sequence.wants_scores:
+        return params
+    return msgspec.structs.replace(params, prompt_logprobs=None)

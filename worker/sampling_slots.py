@@ -65,6 +65,8 @@ class SamplingSlots:
         self._host_top_k: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
         self.num_logprobs: Int32Array = np.full(slots, NO_LOGPROBS, dtype=np.int32)
         """[slots] alternatives a slot wants reported; NO_LOGPROBS: none, nor its own token's."""
+        self.num_prompt_logprobs: Int32Array = np.full(slots, NO_LOGPROBS, dtype=np.int32)
+        """[slots] the same of prompt tokens."""
 
     def join(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> None:
         """Take the parameters of the sequences that have joined slots, at least one.
@@ -80,6 +82,8 @@ class SamplingSlots:
             self._kinds[slot] = kind
             self._host_top_k[slot] = 0 if top_k == self._vocab_size else top_k
             self.num_logprobs[slot] = NO_LOGPROBS if given.logprobs is None else given.logprobs
+            scores = given.prompt_logprobs
+            self.num_prompt_logprobs[slot] = NO_LOGPROBS if scores is None else scores
             if kind is _Kind.GREEDY:
                 integers[:, column] = top_k, 0
                 floats[:, column] = 0.0, 1.0, 0.0

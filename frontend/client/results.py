@@ -25,6 +25,8 @@ class Delta:
     token_ids: list[int]
     logprobs: list[dict[int, float]] | None = None
     """For each token: its own id and the most likely others, each with its log-probability."""
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+    """The same of the prompt's tokens, with the first delta; None for the first of them."""
     finish_reason: FinishReason | None = None
     """Set in the sample's last delta."""
     usage: Usage | None = None
@@ -61,6 +63,8 @@ class GeneratedSample:
     token_ids: list[int]
     logprobs: list[dict[int, float]] | None
     """For each token: its own id and the most likely others, each with its log-probability."""
+    prompt_logprobs: list[dict[int, float] | None] | None
+    """The same of the prompt's tokens; None for the first of them."""
     finish_reason: FinishReason | None
     """None if it is not finished: its request failed, or is still running."""
 
@@ -101,6 +105,7 @@ class _SampleParts:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
 
@@ -120,6 +125,7 @@ class GenerationBuilder:
         parts.token_ids += delta.token_ids
         if delta.logprobs is not None:
             parts.logprobs = (parts.logprobs or []) + delta.logprobs
+        parts.prompt_logprobs = parts.prompt_logprobs or delta.prompt_logprobs
         parts.finish_reason = delta.finish_reason
         parts.usage = delta.usage
 
@@ -134,6 +140,7 @@ class GenerationBuilder:
                     text="".join(parts.text),
                     token_ids=list(parts.token_ids),
                     logprobs=parts.logprobs,
+                    prompt_logprobs=parts.prompt_logprobs,
                     finish_reason=parts.finish_reason,
                 )
                 for parts in self._samples
@@ -152,6 +159,11 @@ def read_output(output: Output) -> Delta:
         text=output.text,
         token_ids=unpack_int32(output.token_ids),
         logprobs=None if output.logprobs is None else _read_logprobs(output.logprobs),
+        prompt_logprobs=(
+            None
+            if output.prompt_logprobs is None
+            else [None, *_read_logprobs(output.prompt_logprobs)]
+        ),
         finish_reason=output.finish_reason,
         usage=output.usage,
     )

@@ -116,6 +116,7 @@ class Api:
             self._model,
             self._vocabulary(),
             params.logprobs,
+            num_prompt_top=body.prompt_logprobs,
             show_token_ids=body.return_token_ids,
         )
         return await self._answer(request, body, fields, [generation], dialect)
@@ -148,6 +149,8 @@ class Api:
             self._vocabulary(),
             params.logprobs,
             [echo for echo in echoes for _ in range(body.n)],
+            num_prompt_top=body.prompt_logprobs,
+            echoes_logprobs=body.echo,
             show_token_ids=body.return_token_ids,
         )
         return await self._answer(request, body, fields, generations, dialect)

@@ -20,6 +20,7 @@ from frontend.http.replies import (
     CompletionChoice,
     CompletionLogprobs,
     MessageDelta,
+    PromptLogprobs,
     PromptTokensDetails,
     UsageReply,
 )
@@ -39,6 +40,7 @@ class FinishedChoice(msgspec.Struct, kw_only=True):
 
     text: str = ""
     logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
     token_ids: list[int] = []
     finish_reason: FinishReason = FinishReason.STOP
 
@@ -71,15 +73,25 @@ class ChatDialect:
     """/v1/chat/completions. The role comes with a choice's first event."""
 
     def __init__(
-        self, model: str, vocabulary: Vocabulary, num_top: int | None, *, show_token_ids: bool
+        self,
+        model: str,
+        vocabulary: Vocabulary,
+        num_top: int | None,
+        *,
+        num_prompt_top: int | None = None,
+        show_token_ids: bool,
     ) -> None:
-        """`num_top`: candidates to show for each token. None: no log-probabilities."""
+        """`num_top`: candidates to show for each token. None: no log-probabilities.
+
+        `num_prompt_top`: the same of the prompt's tokens.
+        """
         self._show_token_ids = show_token_ids
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._begun: set[int] = set()
         self._writer = None if num_top is None else LogprobWriter(vocabulary, num_top)
+        self._prompt_writer = _prompt_writer(vocabulary, num_prompt_top)
 
     def has_begun(self, index: int) -> bool:
         """Return whether a choice has had its first event."""
@@ -128,6 +140,7 @@ class ChatDialect:
                 for index, choice in enumerate(choices)
             ],
             usage=usage_reply(usage),
+            prompt_logprobs=_prompt(self._prompt_writer, choices[0]),
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
@@ -153,14 +166,22 @@ class CompletionDialect:
         num_top: int | None,
         echoes: list[str],
         *,
+        num_prompt_top: int | None = None,
+        echoes_logprobs: bool = False,
         show_token_ids: bool,
     ) -> None:
-        """`num_top` as for chat. `echoes`: what each choice's text begins with."""
+        """`num_top` and `num_prompt_top` as for chat.
+
+        `echoes`: what each choice's text begins with; `echoes_logprobs`: whether log-probabilities
+        begin with the prompt's.
+        """
         self._show_token_ids = show_token_ids
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._echoes = dict(enumerate(echoes))
+        self._echoes_logprobs = echoes_logprobs
+        self._prompt_writer = _prompt_writer(vocabulary, num_prompt_top)
         self._begun: set[int] = set()
         # Each choice has its own: it counts where in the choice's text a token begins.
         self._writers = {
@@ -179,7 +200,7 @@ class CompletionDialect:
         choice = CompletionChoice(
             index=index,
             text=self._echoes.pop(index, "") + delta.text,
-            logprobs=self._logprobs(index, delta.logprobs),
+            logprobs=self._logprobs(index, delta),
             token_ids=delta.token_ids if self._show_token_ids else UNSET,
         )
         return self._completion([choice], _optional(usage))
@@ -199,9 +220,10 @@ class CompletionDialect:
             CompletionChoice(
                 index=index,
                 text=self._echoes[index] + choice.text,
-                logprobs=self._logprobs(index, choice.logprobs),
+                logprobs=self._logprobs(index, choice),
                 finish_reason=FINISH_REASONS[choice.finish_reason],
                 token_ids=choice.token_ids if self._show_token_ids else UNSET,
+                prompt_logprobs=_prompt(self._prompt_writer, choice),
             )
             for index, choice in enumerate(choices)
         ]
@@ -214,8 +236,13 @@ class CompletionDialect:
             id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
         )
 
-    def _logprobs(self, index: int, entries: list[TokenLogprobs]) -> CompletionLogprobs | None:
-        return self._writers[index].completion(entries) if self._writers else None
+    def _logprobs(
+        self, index: int, made: SampleDelta | FinishedChoice
+    ) -> CompletionLogprobs | None:
+        if not self._writers:
+            return None
+        prompt = made.prompt_logprobs if self._echoes_logprobs else []
+        return self._writers[index].completion(made.logprobs, prompt)
 
 
 def usage_reply(usage: Usage) -> UsageReply:
@@ -226,6 +253,14 @@ def usage_reply(usage: Usage) -> UsageReply:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
     )
+
+
+def _prompt_writer(vocabulary: Vocabulary, num_top: int | None) -> LogprobWriter | None:
+    return None if num_top is None else LogprobWriter(vocabulary, num_top)
+
+
+def _prompt(writer: LogprobWriter | None, choice: FinishedChoice) -> PromptLogprobs | UnsetType:
+    return writer.prompt(choice.prompt_logprobs) if writer else UNSET
 
 
 def _optional(usage: Usage | None) -> UsageReply | UnsetType:

@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 
 from frontend.deltas import TokenLogprobs
-from frontend.http.replies import ChatLogprobs, CompletionLogprobs, ContentLogprob, TokenLogprob
+from frontend.http.replies import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    ContentLogprob,
+    PromptLogprob,
+    TokenLogprob,
+)
 from frontend.vocabulary import Vocabulary
 
 FLOOR = -9999.0
@@ -23,19 +29,44 @@ class LogprobWriter:
         """Return the entries in the form of chat answers."""
         return ChatLogprobs(content=[self._content(entry) for entry in entries])
 
-    def completion(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Return the entries in the form of completions."""
-        tokens = [self._text(entry.ids[0]) for entry in entries]
-        offsets = []
-        for token in tokens:
+    def completion(
+        self, entries: Sequence[TokenLogprobs], prompt: Sequence[TokenLogprobs] = ()
+    ) -> CompletionLogprobs:
+        """Return the entries in the form of completions, behind those of an echoed prompt."""
+        offsets, place = [], 0
+        for entry in prompt:
+            # Tokens that the echo leaves out, such as a BOS, must not go beyond it.
+            offsets.append(min(place, self._text_offset))
+            place += len(self._text(entry.ids[0]))
+        for entry in entries:
             offsets.append(self._text_offset)
-            self._text_offset += len(token)
+            self._text_offset += len(self._text(entry.ids[0]))
+        entries = [*prompt, *entries]
+        tokens = [self._text(entry.ids[0]) for entry in entries]
         return CompletionLogprobs(
             tokens=tokens,
-            token_logprobs=[_finite(entry.values[0]) for entry in entries],
-            top_logprobs=[self._by_text(entry) for entry in entries],
+            token_logprobs=[
+                _finite(entry.values[0]) if entry.values else None for entry in entries
+            ],
+            top_logprobs=[self._by_text(entry) if entry.values else None for entry in entries],
             text_offset=offsets,
         )
+
+    def prompt(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, PromptLogprob] | None]:
+        """Return the entries of a prompt's tokens, by token id."""
+        return [self._by_id(entry) if entry.values else None for entry in entries]
+
+    def _by_id(self, entry: TokenLogprobs) -> dict[str, PromptLogprob]:
+        own = (entry.ids[0], entry.values[0])
+        top = self._top(entry)
+        ranks = {token_id: rank for rank, (token_id, _) in enumerate(top, start=1)}
+        ranks[own[0]] = entry.rank
+        return {
+            str(token_id): PromptLogprob(
+                logprob=_finite(value), rank=ranks[token_id], decoded_token=self._text(token_id)
+            )
+            for token_id, value in dict.fromkeys([own, *top])
+        }
 
     def _content(self, entry: TokenLogprobs) -> ContentLogprob:
         own = self._candidate(entry.ids[0], entry.values[0])

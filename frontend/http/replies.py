@@ -1,6 +1,6 @@
 """Bodies of answers, in OpenAI's words."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -46,10 +46,24 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities before temperature, one entry a token in each list."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """Null for the first token of an echoed prompt, like the next."""
+    top_logprobs: list[dict[str, float] | None]
     """Candidates by their text, the chosen token always among them."""
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate for a token of the prompt."""
+
+    logprob: float
+    rank: int
+    """1: the likeliest."""
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""For each token of the prompt candidates by id, its own among them; null for the first."""
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +93,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: UsageReply
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Where they are asked for."""
 
 
 class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +134,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    """Where they are asked for."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     """Where they are asked for."""
 
 

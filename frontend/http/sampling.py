@@ -36,7 +36,11 @@ def refuse_unsupported(values: dict[str, Any], kind: type[SamplingFields]) -> No
 
 
 def sampling_params(
-    fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None
+    fields: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Return sampling parameters; their ranges are the engine client's to check.
 
@@ -44,6 +48,8 @@ def sampling_params(
     """
     if fields.best_of not in (None, fields.n):
         raise invalid("best_of", f"is {fields.best_of}; only n itself ({fields.n}) is supported")
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise invalid("prompt_logprobs", "comes with whole answers only: leave out stream")
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options", "needs stream to be true")
     return SamplingParams(
@@ -65,6 +71,7 @@ def sampling_params(
         stop_token_ids=fields.stop_token_ids,
         ignore_eos=fields.ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         skip_special_tokens=fields.skip_special_tokens,
         include_stop_str_in_output=fields.include_stop_str_in_output,
     )
@@ -79,14 +86,25 @@ def chat_params(fields: ChatRequest) -> SamplingParams:
         raise invalid("top_logprobs", "needs logprobs to be true")
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
     max_tokens = older if newer is None else newer
-    return sampling_params(fields, max_tokens=max_tokens, logprobs=logprobs)
+    return sampling_params(
+        fields,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
+    )
 
 
 def completion_params(fields: CompletionRequest) -> SamplingParams:
     """Return the sampling parameters of a completion request. Raises RequestError."""
+    prompt_logprobs = fields.prompt_logprobs
     if fields.echo and fields.logprobs is not None:
-        raise invalid("echo", "with logprobs is not supported: the prompt is not scored")
-    return sampling_params(fields, max_tokens=fields.max_tokens, logprobs=fields.logprobs)
+        prompt_logprobs = max(prompt_logprobs or 0, fields.logprobs)
+    return sampling_params(
+        fields,
+        max_tokens=fields.max_tokens,
+        logprobs=fields.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 def chat_options(fields: ChatRequest) -> TextOptions:

@@ -34,7 +34,6 @@ ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
     "suffix": ("",),
-    "prompt_logprobs": (0,),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (-1,),
     "spaces_between_special_tokens": (True,),
@@ -81,6 +80,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """By token id, in decimal digits."""
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = []
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """Candidates to report for each token of the prompt; not of a stream."""
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
     best_of: int | None = None

@@ -61,6 +61,8 @@ def test_the_models_context_limits_too():
         ("n", 0),
         ("n", 65),
         ("logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
         ("stop", [""]),
         ("stop", ["x"] * 5),
         ("stop", ["é" * 129]),
@@ -147,3 +149,15 @@ def test_bad_words_are_resolved_for_the_scheduler():
     params = SamplingParams(seed=1, max_tokens=1, bad_words=["x"])
     with pytest.raises(RequestError, match="params are not resolved"):
         validate_sequence(pack_int32([1]), params, FACTS)
+
+
+def test_a_prompt_is_scored_as_far_as_an_answer_can_hold_it():
+    facts = msgspec.structs.replace(FACTS, max_model_len=1 << 20, num_blocks=1 << 18)
+    params = SamplingParams(seed=1, max_tokens=1, prompt_logprobs=3)
+    validate_sequence(pack_int32([1] * (1 << 16)), params, facts)
+    with pytest.raises(
+        RequestError,
+        match=r"^prompt_logprobs ask for 262148 values: 4 for each of the prompt's 65537 tokens; "
+        r"at most 262144 are possible\.$",
+    ):
+        validate_sequence(pack_int32([1] * ((1 << 16) + 1)), params, facts)

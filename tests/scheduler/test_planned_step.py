@@ -125,3 +125,32 @@ def test_a_joins_lists_of_token_ids_count():
     assert encoded <= join_bytes(sequence) - 16 <= encoded + JOIN_BYTES
     sequence.params = SamplingParams()
     assert join_bytes(sequence) == JOIN_BYTES + 16
+
+
+@pytest.mark.parametrize(
+    ("rows", "positions", "is_right"),
+    [
+        ([2, 2], [1, 2], True),
+        ([2, 3, 2], [1, 2, 2], True),
+        ([], [], True),
+        ([2], [2], False),
+        ([2, 2], [1, 3], False),
+        ([2, 2], [1, 1], False),
+        ([1], [1], False),
+        ([4], [1], False),
+        ([2, 2, 2], [1, 2, 3], False),
+    ],
+)
+def test_log_probabilities_of_other_prompt_tokens_are_refused(step, rows, positions, is_right):
+    columns = LogprobColumns(
+        rows=pack_int32(rows),
+        positions=pack_int32(positions),
+        n=pack_int32([1] * len(rows)),
+        ids=pack_int32([7] * len(rows)),
+        values=pack_float32([-1.0] * len(rows)),
+    )
+    if is_right:
+        step.check_prompt_logprobs(columns)
+    else:
+        with pytest.raises(ProtocolError, match="log-probabilities of step"):
+            step.check_prompt_logprobs(columns)

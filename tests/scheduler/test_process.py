@@ -8,6 +8,7 @@ import pytest
 from protocol.connection import Codec, Connection
 from protocol.errors import ConfigError, ErrorCode, ProcessError, ProtocolError
 from protocol.messages import (
+    PROTOCOL_VERSION,
     Abort,
     AbortAck,
     AbortState,
@@ -90,7 +91,10 @@ def test_it_ends_with_its_launcher_while_it_waits_for_ranks(start):
     ("changes", "sentence"),
     [
         ({"fingerprint": "0" * 64}, f"Rank 1 has the fingerprint {'0' * 64}, those before it fff"),
-        ({"protocol_version": 99}, "The worker speaks protocol version 99, this process 2"),
+        (
+            {"protocol_version": 99},
+            f"The worker speaks protocol version 99, this process {PROTOCOL_VERSION}",
+        ),
         ({"epoch": 3}, "Rank 1 is of epoch 3, this scheduler of epoch "),
         ({"role": Role.FRONTEND}, "A frontend that is rank 1 connected where rank 1 belongs"),
         ({"facts": None}, "A worker that is no rank connected where rank 1 belongs"),

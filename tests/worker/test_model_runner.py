@@ -254,6 +254,45 @@ def test_logprobs(tiny):
     assert driver.step(decode=[1]).logprobs is None
 
 
+@pytest.mark.parametrize("budget", [11, 4])
+def test_prompts_are_scored(tiny, budget: int):
+    """Beside a decode row and a chunk that does not want it, in whatever pieces."""
+    path, reference = tiny
+    driver = Driver(path)
+    driver.start(PROMPTS[:1])
+    params = SamplingParams(temperature=0.0, seed=0, prompt_logprobs=2, logprobs=0)
+    joins = [
+        make_join(2, [7, 8], [30]),
+        make_join(1, [*PROMPTS[1], 3], range(20, 23), prompt_len=11, params=params),
+    ]
+    found, ranks = {}, []
+    for start in range(0, 12, budget):
+        count = min(budget, 12 - start)
+        chunks = [(2, 0, 2, 1)] if start == 0 else []
+        chunks.append((1, start, count, int(start + count == 12)))
+        output = driver.step(joins=joins, decode=[0], chunks=chunks)
+        joins = []
+        columns = output.prompt_logprobs
+        assert (output.logprobs is not None) == bool(chunks[-1][3])
+        if columns is None:
+            assert start >= 10
+            continue
+        assert set(unpack_int32(columns.rows)) == {len(chunks)}
+        assert set(unpack_int32(columns.n)) == {3}
+        ids = np.array(unpack_int32(columns.ids)).reshape(-1, 3).tolist()
+        values = np.array(unpack_float32(columns.values)).reshape(-1, 3).tolist()
+        positions = unpack_int32(columns.positions)
+        found |= dict(zip(positions, zip(ids, values, strict=True), strict=True))
+        ranks += unpack_int32(columns.ranks)
+    expected = reference_logits(reference, PROMPTS[1]).log_softmax(-1)
+    assert list(found) == list(range(1, 11))
+    for position, (ids, values) in found.items():
+        row = expected[position - 1]
+        assert ids == [PROMPTS[1][position], *row.topk(2).indices.tolist()]
+        assert values == pytest.approx([float(row[i]) for i in ids], abs=1e-4)
+        assert ranks[position - 1] == int((row >= row[ids[0]]).sum())
+
+
 def poison(driver: Driver, token: int) -> None:
     driver.model.embedding.weight[token] = math.nan
 
@@ -335,7 +374,7 @@ def test_other_errors_pass(tiny, monkeypatch: pytest.MonkeyPatch):
 # Several ranks
 
 MIXED_PARAMS = [
-    SamplingParams(temperature=0.0, seed=0, logprobs=2),
+    SamplingParams(temperature=0.0, seed=0, logprobs=2, prompt_logprobs=1),
     SamplingParams(temperature=0.9, seed=5),
     SamplingParams(temperature=0.9, seed=6, top_k=20, top_p=0.9, logprobs=0),
 ]
@@ -366,6 +405,10 @@ def test_ranks_report_what_one_rank_does(tiny_of_eight_heads: Path, size: int, p
             assert output.tokens.tolist() == alone.tokens.tolist()
             assert output.counts.tolist() == alone.counts.tolist()
             assert (output.logprobs is None) == (rank > 0 or alone.logprobs is None)
+            scores, alones = output.prompt_logprobs, alone.prompt_logprobs
+            assert (scores is None) == (rank > 0 or alones is None)
+            if scores is not None:
+                assert (scores.ids, scores.ranks) == (alones.ids, alones.ranks)
             if output.logprobs is not None:
                 assert output.logprobs.ids == alone.logprobs.ids
                 assert unpack_float32(output.logprobs.values) == pytest.approx(

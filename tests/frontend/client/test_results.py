@@ -67,3 +67,22 @@ def test_nothing_is_an_empty_generation(num_samples):
     empty = GenerationBuilder(0, "prompt", num_samples).build()
     assert [sample.text for sample in empty.samples] == [""] * num_samples
     assert empty.usage == Usage(prompt_tokens=0, completion_tokens=0)
+
+
+def test_a_prompts_log_probabilities():
+    columns = LogprobColumns(
+        rows=pack_int32([0, 0]),
+        positions=pack_int32([1, 2]),
+        n=pack_int32([2, 1]),
+        ids=pack_int32([7, 5, 8]),
+        values=pack_float32([-2.0, -0.5, -0.25]),
+        ranks=pack_int32([2, 1]),
+    )
+    output = Output(
+        request_id=1, sample=0, first_index=0, text="", token_ids=b"", prompt_logprobs=columns
+    )
+    builder = GenerationBuilder(0, "prompt", 1)
+    builder.add(read_output(output))
+    builder.add(delta(0, "b", [2]))
+    (sample,) = builder.build().samples
+    assert sample.prompt_logprobs == [None, {7: -2.0, 5: -0.5}, {8: -0.25}]

@@ -274,6 +274,61 @@ def test_logprobs_of_both_endpoints(serve):
     }
 
 
+def test_an_echo_with_logprobs_covers_prompt_and_output(serve):
+    body = {"prompt": "One, two", "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
+
+    async def use(serving):
+        serving.will_say(" three", end=False)
+        whole = await serving.http.post(COMPLETIONS, body)
+        streamed = await serving.http.events(COMPLETIONS, body)
+        params = serving.scheduler.sequences[0].params
+        return whole, streamed, params, serving.decode([200])
+
+    (_, whole), streamed, params, other = serve(use)
+    assert (params.prompt_logprobs, params.logprobs) == (1, 1)
+    (choice,) = whole["choices"]
+    assert "prompt_logprobs" not in choice
+    assert choice["text"] == "One, two three"
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["One", ",", " two", " three"]
+    assert logprobs["token_logprobs"] == [None, -0.25, -0.25, -0.5]
+    first, *others = logprobs["top_logprobs"]
+    assert first is None
+    assert others == [{",": -0.25}, {" two": -0.25}, {" three": -0.5}]
+    assert [max(top.values()) for top in others] == logprobs["token_logprobs"][1:]
+    assert logprobs["text_offset"] == [0, 3, 4, 8]
+    assert streamed[0]["choices"][0]["logprobs"] == logprobs
+    assert other
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_log_probabilities_of_the_prompt(serve, path):
+    body = {"messages": HI} if path == CHAT else {"prompt": [5, 6, 7]}
+
+    async def use(serving):
+        serving.will_say("ok")
+        asked = await serving.http.post(path, {**body, "prompt_logprobs": 1})
+        plain = await serving.http.post(path, body)
+        refused = await serving.http.post(path, {**body, "prompt_logprobs": 1, "stream": True})
+        ids = unpack_int32(serving.scheduler.sequences[0].prompt_ids)
+        return asked, plain, refused, ids, serving.decode
+
+    (_, asked), (_, plain), (status, refused), ids, decode = serve(use)
+    place = (lambda answer: answer) if path == CHAT else (lambda answer: answer["choices"][0])
+    assert "prompt_logprobs" not in place(plain)
+    first, *others = place(asked)["prompt_logprobs"]
+    assert first is None
+    assert len(others) == len(ids) - 1
+    for position, (token_id, entry) in enumerate(zip(ids[1:], others, strict=True), 1):
+        assert entry[str(token_id)] == {
+            "logprob": -0.25,
+            "rank": 1 + position % 2,
+            "decoded_token": decode([token_id], skip_special_tokens=False),
+        }
+        assert set(entry) == {str(token_id)}
+    assert (status, refused["error"]["param"]) == (400, "prompt_logprobs")
+
+
 def test_token_ids_where_they_are_asked_for(serve):
     async def use(serving):
         serving.will_say("Hi!")
@@ -485,7 +540,8 @@ def test_salts_and_keys_part_the_prefix_cache(serve):
         (COMPLETIONS, {"prompt": "x", "stop_token_ids": [49152]}, 400, "stop_token_ids"),
         (COMPLETIONS, {"prompt": "x", "stop_token_ids": [*range(5, 69)]}, 400, "stop_token_ids"),
         (COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs"),
-        (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo"),
+        (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 21}, 400, "prompt_logprobs"),
+        (COMPLETIONS, {"prompt": "x", "prompt_logprobs": -1}, 400, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, 400, "suffix"),
         (COMPLETIONS, {"prompt": "x", "presence_penalty": 2.5}, 400, "presence_penalty"),
         (COMPLETIONS, {"prompt": "x", "frequency_penalty": "1"}, 400, "frequency_penalty"),
