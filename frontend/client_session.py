@@ -267,6 +267,7 @@ class ClientSession:
                 prompt_logprobs=_columns(delta.prompt_logprobs[1:], 1),
                 finish_reason=delta.finish_reason,
                 usage=live.sample_usage(delta.sample) if delta.is_last else None,
+                params=live.samples[delta.sample].sequence.params if delta.is_last else None,
                 error=delta.error,
             )
         )

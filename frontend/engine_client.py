@@ -165,11 +165,12 @@ class EngineClient:
                     prompt_ids = await self._encode(request, facts)
         except TimeoutError as error:
             raise DeadlineError("The request's time ran out before its prompt was read.") from error
-        self._queue.check_room(request.params.n, len(prompt_ids) // 4)
         seed = self._seeds.draw()
-        return settle(
+        prepared = settle(
             request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed, defaults=self.defaults
         )
+        self._queue.check_room(request.params.n, len(prepared.prompt_ids) // 4)
+        return prepared
 
     def start(self, prepared: PreparedRequest, queue: DeltaQueue) -> LiveRequest:
         """Give a prepared request to the scheduler; its deltas come to `queue`."""
@@ -304,6 +305,7 @@ class EngineClient:
 
     async def _encode(self, request: GenerationRequest, facts: EngineFacts) -> bytes:
         prompt, options = request.prompt, request.text_options
+        is_cut = request.params.truncate_prompt_tokens is not None
         if isinstance(prompt, bytes):
             return prompt
         if isinstance(prompt, str):
@@ -311,10 +313,12 @@ class EngineClient:
                 raise RequestError(
                     ErrorCode.INVALID_REQUEST, "prompt is empty: give some text.", param="prompt"
                 )
-            self._refuse_longer_than_fits(len(prompt), facts)
+            if not is_cut:
+                self._refuse_longer_than_fits(len(prompt), facts)
             return await self._text.tokenize(prompt, add_special_tokens=options.add_special_tokens)
         check_chat(prompt)
-        self._refuse_longer_than_fits(sum(len(message.content) for message in prompt), facts)
+        if not is_cut:
+            self._refuse_longer_than_fits(sum(len(message.content) for message in prompt), facts)
         return await self._text.render(prompt, options)
 
     def _refuse_longer_than_fits(self, num_characters: int, facts: EngineFacts) -> None:

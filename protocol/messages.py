@@ -199,6 +199,9 @@ class SamplingParams(Part, frozen=True, kw_only=True):
     """How many most likely tokens to report beside the chosen one. None: no logprobs."""
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """The same of the prompt's tokens, all but the first."""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """Keep so many of the prompt's last tokens; -1: as many as max_tokens leave room for. None by
+    the time the scheduler sees the sequence."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     include_stop_str_in_output: bool = False
@@ -448,6 +451,8 @@ class Output(Numbered, frozen=True, kw_only=True):
     """Set in the sample's last Output, unless error is."""
     usage: Usage | None = None
     """With the sample's last Output."""
+    params: SamplingParams | None = None
+    """Likewise, if the sample has run: the parameters that were in effect."""
     error: ErrorInfo | None = None
 
 

@@ -56,6 +56,11 @@ def validate_params(params: SamplingParams, facts: EngineFacts) -> None:
         raise _invalid("top_p", f"is {chosen.top_p}; it must be above 0 and at most 1")
     if chosen.top_k < -1:
         raise _invalid("top_k", f"is {chosen.top_k}; it must be -1 or 0 (off) or positive")
+    kept = params.truncate_prompt_tokens
+    if kept is not None and (kept < -1 or kept == 0):
+        raise _invalid(
+            "truncate_prompt_tokens", f"is {kept}; it must be -1 (all that fits) or positive"
+        )
     if params.seed is not None and not -(2**63) <= params.seed < 2**63:
         raise _invalid("seed", "does not fit 64 bits")
     if params.max_tokens is not None and params.max_tokens < 1:
@@ -97,9 +102,12 @@ def validate_sequence(prompt_ids: bytes, params: SamplingParams, facts: EngineFa
                 f"ask for {num_values} values: {1 + params.prompt_logprobs} for each of the "
                 f"prompt's {num_tokens} tokens; at most {MAX_PROMPT_LOGPROBS} are possible",
             )
-    if params.seed is None or params.max_tokens is None or params.stop or params.bad_words:
+    is_open = params.seed is None or params.max_tokens is None
+    if is_open or params.stop or params.bad_words or params.truncate_prompt_tokens is not None:
         raise _invalid(
-            "params", "are not resolved: seed and max_tokens set, no stop strings or bad words"
+            "params",
+            "are not resolved: seed and max_tokens set, no stop strings or bad words, nothing to "
+            "be truncated",
         )
 
 

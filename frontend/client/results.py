@@ -7,7 +7,14 @@ from typing import TypeAlias
 from frontend.client.requests import Prompt
 from protocol.columns import unpack_float32, unpack_int32
 from protocol.errors import EngineError, RequestError
-from protocol.messages import CacheReset, FinishReason, LogprobColumns, Output, Usage
+from protocol.messages import (
+    CacheReset,
+    FinishReason,
+    LogprobColumns,
+    Output,
+    SamplingParams,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +38,8 @@ class Delta:
     """Set in the sample's last delta."""
     usage: Usage | None = None
     """Tokens of the prompt and of this sample, with its last delta."""
+    params: SamplingParams | None = None
+    """The parameters that were in effect, the sample's seed among them; likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +76,8 @@ class GeneratedSample:
     """The same of the prompt's tokens; None for the first of them."""
     finish_reason: FinishReason | None
     """None if it is not finished: its request failed, or is still running."""
+    params: SamplingParams | None = None
+    """The parameters that were in effect, its seed among them; None likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +119,7 @@ class _SampleParts:
     prompt_logprobs: list[dict[int, float] | None] | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    params: SamplingParams | None = None
 
 
 class GenerationBuilder:
@@ -128,6 +140,7 @@ class GenerationBuilder:
         parts.prompt_logprobs = parts.prompt_logprobs or delta.prompt_logprobs
         parts.finish_reason = delta.finish_reason
         parts.usage = delta.usage
+        parts.params = delta.params
 
     def build(self, error: EngineError | None = None) -> Generation:
         """Return what there is so far."""
@@ -142,6 +155,7 @@ class GenerationBuilder:
                     logprobs=parts.logprobs,
                     prompt_logprobs=parts.prompt_logprobs,
                     finish_reason=parts.finish_reason,
+                    params=parts.params,
                 )
                 for parts in self._samples
             ],
@@ -166,6 +180,7 @@ def read_output(output: Output) -> Delta:
         ),
         finish_reason=output.finish_reason,
         usage=output.usage,
+        params=output.params,
     )
 
 

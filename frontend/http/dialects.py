@@ -22,10 +22,12 @@ from frontend.http.replies import (
     MessageDelta,
     PromptLogprobs,
     PromptTokensDetails,
+    SamplingParamsReply,
     UsageReply,
 )
 from frontend.vocabulary import Vocabulary
-from protocol.messages import FinishReason, Usage
+from protocol.messages import FinishReason, SamplingParams, Usage
+from protocol.sampling import sampling
 
 FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -47,6 +49,9 @@ class FinishedChoice(msgspec.Struct, kw_only=True):
 
 class Dialect(Protocol):
     """How one endpoint writes what the engine produces."""
+
+    sampling_params: SamplingParamsReply | UnsetType
+    """To be told with the answer, or with the first event."""
 
     def has_begun(self, index: int) -> bool:
         """Return whether a choice has had its first event."""
@@ -79,18 +84,22 @@ class ChatDialect:
         num_top: int | None,
         *,
         num_prompt_top: int | None = None,
+        names_ids: bool = False,
         show_token_ids: bool,
     ) -> None:
         """`num_top`: candidates to show for each token. None: no log-probabilities.
 
-        `num_prompt_top`: the same of the prompt's tokens.
+        `num_prompt_top`: the same of the prompt's tokens; `names_ids`: tokens are called by id.
         """
+        self.sampling_params: SamplingParamsReply | UnsetType = UNSET
         self._show_token_ids = show_token_ids
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._begun: set[int] = set()
-        self._writer = None if num_top is None else LogprobWriter(vocabulary, num_top)
+        self._writer = (
+            None if num_top is None else LogprobWriter(vocabulary, num_top, names_ids=names_ids)
+        )
         self._prompt_writer = _prompt_writer(vocabulary, num_prompt_top)
 
     def has_begun(self, index: int) -> bool:
@@ -141,15 +150,18 @@ class ChatDialect:
             ],
             usage=usage_reply(usage),
             prompt_logprobs=_prompt(self._prompt_writer, choices[0]),
+            sampling_params=self.sampling_params,
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
+        params, self.sampling_params = self.sampling_params, UNSET
         return ChatChunk(
             id=self._id,
             created=self._created,
             model=self._model,
             choices=choices,
             usage=_optional(usage),
+            sampling_params=params,
         )
 
     def _logprobs(self, entries: list[TokenLogprobs]) -> ChatLogprobs | None:
@@ -168,13 +180,15 @@ class CompletionDialect:
         *,
         num_prompt_top: int | None = None,
         echoes_logprobs: bool = False,
+        names_ids: bool = False,
         show_token_ids: bool,
     ) -> None:
-        """`num_top` and `num_prompt_top` as for chat.
+        """`num_top`, `num_prompt_top` and `names_ids` as for chat.
 
         `echoes`: what each choice's text begins with; `echoes_logprobs`: whether log-probabilities
         begin with the prompt's.
         """
+        self.sampling_params: SamplingParamsReply | UnsetType = UNSET
         self._show_token_ids = show_token_ids
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -185,7 +199,7 @@ class CompletionDialect:
         self._begun: set[int] = set()
         # Each choice has its own: it counts where in the choice's text a token begins.
         self._writers = {
-            index: LogprobWriter(vocabulary, num_top, text_offset=len(echo))
+            index: LogprobWriter(vocabulary, num_top, text_offset=len(echo), names_ids=names_ids)
             for index, echo in enumerate(echoes)
             if num_top is not None
         }
@@ -232,8 +246,14 @@ class CompletionDialect:
     def _completion(
         self, choices: list[CompletionChoice], usage: UsageReply | UnsetType
     ) -> Completion:
+        params, self.sampling_params = self.sampling_params, UNSET
         return Completion(
-            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            sampling_params=params,
         )
 
     def _logprobs(
@@ -243,6 +263,24 @@ class CompletionDialect:
             return None
         prompt = made.prompt_logprobs if self._echoes_logprobs else []
         return self._writers[index].completion(made.logprobs, prompt)
+
+
+def params_reply(params: SamplingParams) -> SamplingParamsReply:
+    """Return a sample's parameters, nothing of which is open any more, as clients read them."""
+    chosen = sampling(params)
+    return SamplingParamsReply(
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+        min_p=chosen.min_p,
+        repetition_penalty=chosen.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=params.seed or 0,
+        max_tokens=params.max_tokens or 0,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+    )
 
 
 def usage_reply(usage: Usage) -> UsageReply:

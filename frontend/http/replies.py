@@ -66,6 +66,24 @@ PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
 """For each token of the prompt candidates by id, its own among them; null for the first."""
 
 
+class SamplingParamsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters in effect: those given, the model's defaults and the API's."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    """Of the first choice; given with a request it leads to the same choices."""
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: list[int]
+    """The model's end tokens among them, unless ignore_eos."""
+
+
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The model's turn."""
 
@@ -94,6 +112,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: UsageReply
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Where they are asked for."""
+    sampling_params: SamplingParamsReply | UnsetType = UNSET
     """Where they are asked for."""
 
 
@@ -124,6 +144,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageReply | UnsetType = UNSET
+    sampling_params: SamplingParamsReply | UnsetType = UNSET
+    """Where they are asked for; in a stream's first event."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +170,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: UsageReply | UnsetType = UNSET
+    sampling_params: SamplingParamsReply | UnsetType = UNSET
+    """Where they are asked for; in a stream's first event."""
 
 
 class SamplingDefaultsReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,7 @@ def sampling_params(
         ignore_eos=fields.ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
         skip_special_tokens=fields.skip_special_tokens,
         include_stop_str_in_output=fields.include_stop_str_in_output,
     )
@@ -96,6 +97,8 @@ def chat_params(fields: ChatRequest) -> SamplingParams:
 
 def completion_params(fields: CompletionRequest) -> SamplingParams:
     """Return the sampling parameters of a completion request. Raises RequestError."""
+    if fields.echo and fields.truncate_prompt_tokens is not None:
+        raise invalid("echo", "excludes truncate_prompt_tokens: the text would be another's")
     prompt_logprobs = fields.prompt_logprobs
     if fields.echo and fields.logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, fields.logprobs)

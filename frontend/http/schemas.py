@@ -35,9 +35,7 @@ ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "suffix": ("",),
     "prompt_embeds": (),
-    "truncate_prompt_tokens": (-1,),
     "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
 }
 """Fields that this engine knows and cannot honour, with the values that ask for nothing."""
 
@@ -94,6 +92,12 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of the prompt's last tokens; -1: as many as max_tokens leave room for."""
+    return_tokens_as_token_ids: bool = False
+    """Call tokens `token_id:N` in log-probabilities, in place of their text."""
+    return_sampling_params: bool = False
+    """Give the parameters in effect beside the choices; in a stream, with its first event."""
     return_token_ids: bool = False
     """Give each choice's output token ids beside its text, the token that ended it included."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.generation import GenerationRequest, check_chat, deadline_after, settle
-from protocol.columns import pack_int32
+from protocol.columns import pack_int32, unpack_int32
 from protocol.connection import Codec
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import (
@@ -201,3 +201,35 @@ def test_a_time_limit_that_is_none_is_refused(seconds):
 def test_a_deadline_counts_from_the_receipt():
     assert deadline_after(5.0, None) is None
     assert deadline_after(5.0, 0.25) == 5.25
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked", "default", "length"),
+    [
+        (None, 4, None, 40),
+        (7, 4, None, 7),
+        (50, 4, None, 40),
+        (-1, 30, None, 34),
+        (-1, 4, None, 40),
+        (-1, None, 30, 34),
+    ],
+)
+def test_a_prompt_keeps_its_end(kept, asked, default, length):
+    prompt = pack_int32(range(40))
+    prepared = settled(
+        prompt=prompt, default=default, max_tokens=asked, truncate_prompt_tokens=kept
+    )
+    assert unpack_int32(prepared.prompt_ids) == list(range(40 - length, 40))
+    assert prepared.sample_params[0].truncate_prompt_tokens is None
+
+
+def test_a_prompt_longer_than_the_context_can_be_cut_to_it():
+    prompt = pack_int32(i % 50 for i in range(500))
+    kept = settled(prompt=prompt, truncate_prompt_tokens=-1, max_tokens=None)
+    assert (len(kept.prompt_ids) // 4, kept.sample_params[0].max_tokens) == (63, 1)
+    by_model = settled(
+        prompt=prompt, truncate_prompt_tokens=-1, defaults=SamplingDefaults(max_tokens=20)
+    )
+    assert (len(by_model.prompt_ids) // 4, by_model.sample_params[0].max_tokens) == (44, 20)
+    with pytest.raises(RequestError, match="has 64 tokens"):
+        settled(prompt=prompt, truncate_prompt_tokens=64)

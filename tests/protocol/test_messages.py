@@ -11,7 +11,7 @@ from protocol.errors import ErrorCode
 PARAMS = m.SamplingParams(temperature=0.0, seed=7, max_tokens=3, stop_token_ids=[2])
 PARAMS_LIST = [
     *(0.0, None, None, None, 0.0, 0.0, None, {}, None, [], []),
-    *(7, 3, 0, 1, [], [2], False, None, None, True, False, None),
+    *(7, 3, 0, 1, [], [2], False, None, None, None, True, False, None),
 ]
 OPTIONS = m.TextOptions(template="rag", add_generation_prompt=False, variables='{"a":1}')
 OPTIONS_LIST = [True, "rag", False, False, '{"a":1}']
@@ -85,7 +85,7 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             finish_reason=m.FinishReason.STOP,
             usage=m.Usage(prompt_tokens=4, completion_tokens=3, cached_tokens=0),
         ),
-        ["Output", 1, 1, 5, 0, 2, "é", b"\x08\0\0\0", None, None, 1, [4, 3, 0], None],
+        ["Output", 1, 1, 5, 0, 2, "é", b"\x08\0\0\0", None, None, 1, [4, 3, 0], None, None],
     ),
     (m.Status(epoch=1, seq=1), ["Status", 1, 1]),
     (

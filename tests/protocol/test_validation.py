@@ -61,6 +61,8 @@ def test_the_models_context_limits_too():
         ("n", 0),
         ("n", 65),
         ("logprobs", 21),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
         ("prompt_logprobs", -1),
         ("prompt_logprobs", 21),
         ("stop", [""]),
@@ -145,8 +147,9 @@ def test_one_token_left_is_enough():
     validate_params(SamplingParams(stop_token_ids=list(range(49)), min_tokens=1), FACTS)
 
 
-def test_bad_words_are_resolved_for_the_scheduler():
-    params = SamplingParams(seed=1, max_tokens=1, bad_words=["x"])
+@pytest.mark.parametrize("given", [{"bad_words": ["x"]}, {"truncate_prompt_tokens": -1}])
+def test_what_the_frontend_does_is_done_for_the_scheduler(given):
+    params = SamplingParams(seed=1, max_tokens=1, **given)
     with pytest.raises(RequestError, match="params are not resolved"):
         validate_sequence(pack_int32([1]), params, FACTS)
 

@@ -30,6 +30,7 @@ def edited_logits(logits: Tensor, state: EditTensors, slots: Tensor, indices: Te
     """
     assert logits.stride(1) == 1, "a row's logits lie together"
     num_rows, num_ids = logits.shape
+    assert num_ids == state.counts.shape[1], "edits are of the whole vocabulary"
     edited = torch.empty(num_rows, num_ids, dtype=torch.float32, device=logits.device)
     source = (logits, logits.stride(0), edited, slots)
     shared = (

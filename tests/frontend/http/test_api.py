@@ -329,6 +329,71 @@ def test_log_probabilities_of_the_prompt(serve, path):
     assert (status, refused["error"]["param"]) == (400, "prompt_logprobs")
 
 
+def test_a_prompt_is_cut_where_that_is_asked_for(serve):
+    async def use(serving):
+        serving.will_say("ok")
+        long = {"prompt": "one two three " * 900, "truncate_prompt_tokens": -1, "max_tokens": 12}
+        short = {"prompt": [5, 6, 7], "truncate_prompt_tokens": 2}
+        statuses = [(await serving.http.post(COMPLETIONS, body))[0] for body in (long, short)]
+        lengths = [len(each.prompt_ids) // 4 for each in serving.scheduler.sequences]
+        return statuses, lengths, serving.scheduler.sequences[1].prompt_ids
+
+    statuses, lengths, kept = serve(use)
+    assert (statuses, lengths) == ([200, 200], [500, 2])
+    assert unpack_int32(kept) == [6, 7]
+
+
+def test_tokens_are_called_by_id_where_that_is_asked_for(serve):
+    async def use(serving):
+        serving.will_say("Hi!", end=False)
+        more = {"max_tokens": 1, "return_tokens_as_token_ids": True}
+        chat = {"messages": HI, "logprobs": True, "top_logprobs": 2, **more}
+        completion = {"prompt": "x", "logprobs": 2, **more}
+        return await serving.http.post(CHAT, chat), await serving.http.post(COMPLETIONS, completion)
+
+    (_, chat), (_, completion) = serve(use)
+    (entry,) = chat["choices"][0]["logprobs"]["content"]
+    (token,) = completion["choices"][0]["logprobs"]["tokens"]
+    assert token.startswith("token_id:")
+    assert entry["token"] == token
+    assert entry["bytes"] == [72, 105]
+    assert [top["token"] for top in entry["top_logprobs"]] == [token, "token_id:100"]
+    tops = completion["choices"][0]["logprobs"]["top_logprobs"]
+    assert tops == [{token: -0.5, "token_id:100": -1.5}]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_the_parameters_in_effect_where_they_are_asked_for(serve, path):
+    body = {"messages": HI} if path == CHAT else {"prompt": "x"}
+    body |= {"return_sampling_params": True, "seed": 5, "top_p": 0.5, "min_tokens": 1}
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, repetition_penalty=1.1, max_tokens=7)
+
+    async def use(serving):
+        serving.will_say("ok")
+        whole = await serving.http.post(path, body)
+        events = await serving.http.events(path, body)
+        plain = await serving.http.post(path, {**body, "return_sampling_params": False})
+        return whole[1], events, plain[1]
+
+    whole, events, plain = serve(use, defaults=defaults)
+    assert whole["sampling_params"] == {
+        "temperature": 0.6,
+        "top_p": 0.5,
+        "top_k": 20,
+        "min_p": 0.0,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": 5,
+        "max_tokens": 7 if path == CHAT else 16,
+        "min_tokens": 1,
+        "stop_token_ids": [2],
+    }
+    assert events[0]["sampling_params"] == whole["sampling_params"]
+    assert all("sampling_params" not in event for event in events[1:-1])
+    assert "sampling_params" not in plain
+
+
 def test_token_ids_where_they_are_asked_for(serve):
     async def use(serving):
         serving.will_say("Hi!")
@@ -540,6 +605,14 @@ def test_salts_and_keys_part_the_prefix_cache(serve):
         (COMPLETIONS, {"prompt": "x", "stop_token_ids": [49152]}, 400, "stop_token_ids"),
         (COMPLETIONS, {"prompt": "x", "stop_token_ids": [*range(5, 69)]}, 400, "stop_token_ids"),
         (COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs"),
+        (COMPLETIONS, {"prompt": "x", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
+        (COMPLETIONS, {"prompt": "x", "echo": True, "truncate_prompt_tokens": 1}, 400, "echo"),
+        (
+            CHAT,
+            {"messages": HI, "spaces_between_special_tokens": False},
+            400,
+            "spaces_between_special_tokens",
+        ),
         (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 21}, 400, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": "x", "prompt_logprobs": -1}, 400, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, 400, "suffix"),
