@@ -49,12 +49,13 @@ from worker.decode_inputs import DecodeInputs
 from worker.find_model import find_model
 from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache, KVCacheShape
+from worker.logit_edits import Known
 from worker.model_files import is_gguf, read_model_config
 from worker.model_loading import load_model
 from worker.model_setup import build_model_runner, layer_attentions
 from worker.parallel import OneRank
 from worker.sampler import sample
-from worker.sampling_slots import SamplingSlots
+from worker.sampling_slots import SamplingSlots, Variant
 from worker.slot_sampler import FAILED
 from worker.slot_tables import SlotTables
 
@@ -161,12 +162,12 @@ def _outcome(errors: Sequence[Errors]) -> Outcome:
     )
 
 
-def check_draw(device: torch.device, vocab_size: int, *, has_filters: bool) -> Outcome:
+def check_draw(device: torch.device, vocab_size: int, variant: Variant) -> Outcome:
     """Draw tokens by the kernels and by torch."""
     from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
     slots = np.arange(64, dtype=np.int32)
-    sampling = _sampling(len(slots), vocab_size, device, has_filters=has_filters)
+    sampling = _sampling(len(slots), vocab_size, device, variant)
     indices = torch.from_numpy(slots * 977).long().to(device)
     rows = sampling.rows(slots, indices)
     generator = torch.Generator(device).manual_seed(0)
@@ -174,10 +175,13 @@ def check_draw(device: torch.device, vocab_size: int, *, has_filters: bool) -> O
     logits = logits.to(torch.bfloat16)
     logits[5, 7] = float("nan")
     logits[6, 8] = float("inf")
-    expected = sample(logits.float(), rows)
-    sampled = SampledRows(
-        slots=torch.from_numpy(slots).long().to(device), indices=indices, host_slots=slots
-    )
+    raw = logits.float()
+    index = torch.from_numpy(slots).long().to(device)
+    edited = raw.clone()
+    if len(picked := torch.from_numpy(sampling.edits.rows_of(slots)).to(device)):
+        edited[picked] = sampling.edits.edit(raw[picked], index[picked], indices[picked])
+    expected = sample(edited, rows)
+    sampled = SampledRows(slots=index, indices=indices, host_slots=slots)
     drawn = CudaSampler(sampling, vocab_size, OneRank()).sample(logits, sampled)
     failed = drawn == FAILED
     kept = torch.equal(sampling.last_tokens[~failed], drawn[~failed].long())
@@ -217,7 +221,7 @@ def _tell(found: Comparison) -> str:
     )
 
 
-def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: bool) -> Outcome:
+def check_graphs(model: Path, name: str, device: torch.device, variant: Variant) -> Outcome:
     """Replay every bucket and run it eagerly, from the same state."""
     from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
@@ -239,7 +243,8 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
     cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
     attention = build_attention(name, cache, config.num_heads, layer_attentions(config))
     assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
-    sampling = _sampling(slots + 1, config.vocab_size, device, has_filters=has_filters)
+    sampling = _sampling(slots + 1, config.vocab_size, device, variant)
+    edits = sampling.edits.tensors.all()
     last_tokens = sampling.last_tokens
     state = SlotTables(
         last_tokens,
@@ -258,9 +263,9 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
     with torch.inference_mode():
         graphs.capture()
         for bucket in buckets:
-            # Filters' graphs are captured by their first replay, which changes the padding slot.
+            # But for plain ones, the first replay captures, which changes the padding slot.
             rows = np.arange(bucket, dtype=np.int32)
-            graphs.replay(bucket, rows, np.zeros_like(rows), has_filters=has_filters)
+            graphs.replay(bucket, rows, np.zeros_like(rows), variant)
     contents = torch.randn(cache.data.shape, dtype=dtype, device=device)
     tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
     tables = tables.reshape(slots, max_blocks)
@@ -272,19 +277,23 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
         used = random.permutation(slots)[:num_rows].astype(np.int32)
         positions = random.integers(0, max_len, num_rows).astype(np.int32)
         states = []
+        edits_before = [tensor.clone() for tensor in edits]
         for replays in (True, False):
             cache.data.copy_(contents)
             last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
+            torch._foreach_copy_(edits, edits_before)
             # Replayed either way: it is what fills the inputs.
             with torch.inference_mode():
-                replay = graphs.replay(bucket, used, positions, has_filters=has_filters)
+                replay = graphs.replay(bucket, used, positions, variant)
             if not replays:
                 cache.data.copy_(contents)
                 last_tokens.copy_(torch.arange(slots + 1, device=device) * 31)
+                torch._foreach_copy_(edits, edits_before)
                 replay.reported.fill_(-7)
                 with torch.inference_mode():
-                    graphs.run_eagerly(DecodeGraph(bucket, has_filters))
-            states.append((replay.reported.clone(), last_tokens.clone(), replay.hidden.clone()))
+                    graphs.run_eagerly(DecodeGraph(bucket, variant))
+            left = (replay.reported, last_tokens, replay.hidden, *edits)
+            states.append([tensor.clone() for tensor in left])
         if not all(torch.equal(a, b) for a, b in zip(*states, strict=True)):
             off = (states[0][2].float() - states[1][2].float()).abs().max()
             wrong.append(f"{num_rows} rows (hidden off by {float(off):.2e})")
@@ -294,12 +303,13 @@ def check_graphs(model: Path, name: str, device: torch.device, *, has_filters: b
 
 
 def _sampling(
-    slots: int, vocab_size: int, device: torch.device, *, has_filters: bool = False
+    slots: int, vocab_size: int, device: torch.device, variant: Variant = Variant.PLAIN
 ) -> SamplingSlots:
-    """Return slots of which every third is greedy and, if any, half have filters."""
+    """Return slots of which every third is greedy and, as the variant has it, half have filters,
+    and two thirds edited logits."""
     sampling = SamplingSlots(slots, vocab_size, device)
     filters: tuple[dict[str, float], ...] = ({},)
-    if has_filters:
+    if variant >= Variant.FILTERED:
         filters = ({}, {"top_k": 40}, {"top_p": 0.9}, {}, {"min_p": 0.05, "top_k": 7}, {})
     params = [
         SamplingParams(
@@ -310,6 +320,26 @@ def _sampling(
         for slot in range(slots)
     ]
     sampling.join(range(slots), params)
+    if variant is Variant.EDITED:
+        tokens = np.random.default_rng(0).integers(0, vocab_size, (slots, 400)).astype(np.int32)
+        sampling.edits.join(
+            Known(
+                slot=slot,
+                params=SamplingParams(
+                    presence_penalty=0.5,
+                    frequency_penalty=0.7,
+                    repetition_penalty=1.0 + 0.1 * (slot % 7),
+                    logit_bias={slot: 3.0, 7: -100.0},
+                    bad_word_ids=[[11], [*tokens[slot, -2:].tolist(), 12]],
+                    min_tokens=slot,
+                    stop_token_ids=[2, 5],
+                ),
+                token_ids=tokens[slot],
+                prompt_len=200,
+            )
+            for slot in range(slots)
+            if slot % 3 and slot < slots - 1
+        )
     return sampling
 
 
@@ -379,10 +409,10 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
         _add_windows(table, name, device)
         _add_block_sizes(table, name, device)
     for vocab_size in (151_936, 49_152, 1003):
-        for has_filters in (False, True):
+        for variant in Variant:
             table.add(
-                f"draw {vocab_size}{' filters' * has_filters}",
-                partial(check_draw, device, vocab_size, has_filters=has_filters),
+                f"draw {vocab_size} {variant.name.lower()}",
+                partial(check_draw, device, vocab_size, variant),
             )
     path = Path(find_model(model)[0])
     references: dict[str, list[Reference]] = {}
@@ -400,10 +430,10 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
         )
     for name in back_ends:
         if name != "torch":
-            for has_filters in (False, True):
+            for variant in Variant:
                 table.add(
-                    f"graphs {name}{' filters' * has_filters}",
-                    partial(check_graphs, path, name, device, has_filters=has_filters),
+                    f"graphs {name} {variant.name.lower()}",
+                    partial(check_graphs, path, name, device, variant),
                 )
     for name in back_ends:
         for eager in (True,) if name == "torch" else (True, False):

@@ -264,8 +264,10 @@ class ClientSession:
                 text=delta.text,
                 token_ids=pack_int32(delta.token_ids),
                 logprobs=_columns(delta.logprobs, live.num_prompt_tokens + delta.first_index),
+                prompt_logprobs=_columns(delta.prompt_logprobs[1:], 1),
                 finish_reason=delta.finish_reason,
                 usage=live.sample_usage(delta.sample) if delta.is_last else None,
+                params=live.samples[delta.sample].sequence.params if delta.is_last else None,
                 error=delta.error,
             )
         )
@@ -313,4 +315,5 @@ def _columns(entries: list[TokenLogprobs], first_position: int) -> LogprobColumn
         n=pack_int32(len(entry.ids) for entry in entries),
         ids=pack_int32(token_id for entry in entries for token_id in entry.ids),
         values=pack_float32(value for entry in entries for value in entry.values),
+        ranks=pack_int32(entry.rank for entry in entries) if entries[0].rank else b"",
     )

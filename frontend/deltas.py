@@ -5,11 +5,12 @@ So a slow reader gets larger pieces, not a longer queue, and all memory is the o
 """
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocol.columns import unpack_float32, unpack_int32
-from protocol.messages import ErrorInfo, FinishReason, LogprobColumns
+from protocol.columns import unpack_float32, unpack_int32, unpack_int64
+from protocol.messages import ErrorInfo, FinishReason, LogprobColumns, TokenDeltas
 
 
 class TokenLogprobs(NamedTuple):
@@ -17,18 +18,73 @@ class TokenLogprobs(NamedTuple):
 
     ids: list[int]
     values: list[float]
+    """As many; none for a prompt's first token, which nothing comes before."""
+    position: int = 0
+    """In prompt + output."""
+    rank: int = 0
+    """1: no token is likelier than its own, 2: one is …; 0: not counted."""
 
 
-def logprobs_by_row(columns: LogprobColumns) -> dict[int, list[TokenLogprobs]]:
+def logprobs_by_row(columns: LogprobColumns | None) -> dict[int, list[TokenLogprobs]]:
     """Return the entries of each row, in the order of its tokens."""
     by_row: dict[int, list[TokenLogprobs]] = {}
+    if columns is None:
+        return by_row
     ids, values = unpack_int32(columns.ids), unpack_float32(columns.values)
+    rows = unpack_int32(columns.rows)
+    ranks = unpack_int32(columns.ranks) if columns.ranks else [0] * len(rows)
     start = 0
-    for row, count in zip(unpack_int32(columns.rows), unpack_int32(columns.n), strict=True):
+    for row, position, count, rank in zip(
+        rows, unpack_int32(columns.positions), unpack_int32(columns.n), ranks, strict=True
+    ):
         end = start + count
-        by_row.setdefault(row, []).append(TokenLogprobs(ids[start:end], values[start:end]))
+        entry = TokenLogprobs(ids[start:end], values[start:end], position, rank)
+        by_row.setdefault(row, []).append(entry)
         start = end
     return by_row
+
+
+class DeltaRow(NamedTuple):
+    """What `TokenDeltas` say of one sequence."""
+
+    request_id: int
+    sample: int
+    first_index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs]
+    cached_tokens: int
+    reason: int
+
+
+def delta_rows(deltas: TokenDeltas) -> Iterator[DeltaRow]:
+    """Return the rows of a scheduler's deltas."""
+    token_ids = unpack_int32(deltas.token_ids)
+    logprobs = logprobs_by_row(deltas.logprobs)
+    prompt_logprobs = logprobs_by_row(deltas.prompt_logprobs)
+    rows = zip(
+        unpack_int64(deltas.requests),
+        unpack_int32(deltas.samples),
+        unpack_int32(deltas.first_index),
+        unpack_int32(deltas.counts),
+        unpack_int32(deltas.cached_tokens),
+        unpack_int32(deltas.reasons),
+        strict=True,
+    )
+    start = 0
+    for row, (request_id, sample, first_index, count, cached, reason) in enumerate(rows):
+        end = start + count
+        yield DeltaRow(
+            request_id,
+            sample,
+            first_index,
+            token_ids[start:end],
+            logprobs.get(row, []),
+            prompt_logprobs.get(row, []),
+            cached,
+            reason,
+        )
+        start = end
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -43,6 +99,8 @@ class SampleDelta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One a token, if the request asks for them."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One a token of the prompt, if the request asks for them, in the sample's first delta."""
     finish_reason: FinishReason | None = None
     error: ErrorInfo | None = None
 
@@ -56,6 +114,7 @@ class SampleDelta:
         self.text += later.text
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
+        self.prompt_logprobs += later.prompt_logprobs
         self.finish_reason = later.finish_reason
         self.error = later.error
 

@@ -13,8 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from frontend.bad_words import resolve_bad_words
 from frontend.cache_resets import CacheResets
-from frontend.deltas import DeltaQueue, TokenLogprobs, logprobs_by_row
+from frontend.deltas import DeltaQueue, DeltaRow, delta_rows
 from frontend.generation import (
     DeadlineError,
     GenerationRequest,
@@ -30,7 +31,7 @@ from frontend.seeds import SeedSource
 from frontend.text.text_model import TextModel
 from frontend.text_client import TextClient
 from frontend.vocabulary import Vocabulary
-from protocol.columns import unpack_int32, unpack_int64
+from protocol.columns import unpack_int32
 from protocol.errors import ErrorCode, ProcessError, ProtocolError, RequestError
 from protocol.messages import (
     Abort,
@@ -160,14 +161,16 @@ class EngineClient:
         try:
             with self._queue.preparing(request.params.n):
                 async with asyncio.timeout(left):
+                    request = await resolve_bad_words(request, self._text)
                     prompt_ids = await self._encode(request, facts)
         except TimeoutError as error:
             raise DeadlineError("The request's time ran out before its prompt was read.") from error
-        self._queue.check_room(request.params.n, len(prompt_ids) // 4)
         seed = self._seeds.draw()
-        return settle(
+        prepared = settle(
             request, prompt_ids, facts, eos_ids=self._eos_ids, seed=seed, defaults=self.defaults
         )
+        self._queue.check_room(request.params.n, len(prepared.prompt_ids) // 4)
+        return prepared
 
     def start(self, prepared: PreparedRequest, queue: DeltaQueue) -> LiveRequest:
         """Give a prepared request to the scheduler; its deltas come to `queue`."""
@@ -238,32 +241,11 @@ class EngineClient:
     def take_deltas(self, deltas: TokenDeltas) -> None:
         """Route new tokens to the samples they belong to; unknown ones have been aborted."""
         self._last_heard = time.monotonic()
-        token_ids = unpack_int32(deltas.token_ids)
-        logprobs = logprobs_by_row(deltas.logprobs) if deltas.logprobs else {}
-        start = 0
-        rows = zip(
-            unpack_int64(deltas.requests),
-            unpack_int32(deltas.samples),
-            unpack_int32(deltas.first_index),
-            unpack_int32(deltas.counts),
-            unpack_int32(deltas.cached_tokens),
-            unpack_int32(deltas.reasons),
-            strict=True,
-        )
-        for row, (request_id, sample, first_index, count, cached, reason) in enumerate(rows):
-            end = start + count
-            request = self._requests.get(request_id)
-            if request is not None and sample < len(request.samples):
-                request.samples[sample].learn_cached_tokens(cached)
-                self._accept(
-                    request,
-                    request.samples[sample],
-                    first_index,
-                    token_ids[start:end],
-                    logprobs.get(row, []),
-                    reason,
-                )
-            start = end
+        for row in delta_rows(deltas):
+            request = self._requests.get(row.request_id)
+            if request is not None and row.sample < len(request.samples):
+                request.samples[row.sample].learn_cached_tokens(row.cached_tokens)
+                self._accept(request, request.samples[row.sample], row)
 
     def take_ack(self, ack: AbortAck) -> None:
         """Note that an abort has taken effect."""
@@ -323,6 +305,7 @@ class EngineClient:
 
     async def _encode(self, request: GenerationRequest, facts: EngineFacts) -> bytes:
         prompt, options = request.prompt, request.text_options
+        is_cut = request.params.truncate_prompt_tokens is not None
         if isinstance(prompt, bytes):
             return prompt
         if isinstance(prompt, str):
@@ -330,10 +313,12 @@ class EngineClient:
                 raise RequestError(
                     ErrorCode.INVALID_REQUEST, "prompt is empty: give some text.", param="prompt"
                 )
-            self._refuse_longer_than_fits(len(prompt), facts)
+            if not is_cut:
+                self._refuse_longer_than_fits(len(prompt), facts)
             return await self._text.tokenize(prompt, add_special_tokens=options.add_special_tokens)
         check_chat(prompt)
-        self._refuse_longer_than_fits(sum(len(message.content) for message in prompt), facts)
+        if not is_cut:
+            self._refuse_longer_than_fits(sum(len(message.content) for message in prompt), facts)
         return await self._text.render(prompt, options)
 
     def _refuse_longer_than_fits(self, num_characters: int, facts: EngineFacts) -> None:
@@ -357,17 +342,10 @@ class EngineClient:
             request.queue.put(sample.end(failure(ErrorCode.NOT_READY)))
             self._forget_if_finished(request)
 
-    def _accept(
-        self,
-        request: LiveRequest,
-        sample: Sample,
-        first_index: int,
-        token_ids: list[int],
-        logprobs: list[TokenLogprobs],
-        reason: int,
-    ) -> None:
+    def _accept(self, request: LiveRequest, sample: Sample, row: DeltaRow) -> None:
         try:
-            accepted = sample.accept(first_index, token_ids, logprobs, reason)
+            sample.learn_prompt_logprobs(row.prompt_logprobs)
+            accepted = sample.accept(row.first_index, row.token_ids, row.logprobs, row.reason)
         except ProtocolError as error:
             log.error("our bug, please report: request=%d %s", request.request_id, error)
             request.queue.put(sample.end(failure(ErrorCode.INTERNAL)))

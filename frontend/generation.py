@@ -123,22 +123,27 @@ def settle(
 ) -> PreparedRequest:
     """Settle what a request leaves open. Raises RequestError for what this engine cannot do.
 
-    `seed` is for a request that brings none, `defaults` are for what else it leaves open.
+    `seed` is for a request that brings none, `defaults` are for what else it leaves open. Of bad
+    words the tokens must be known (`frontend.bad_words`).
     """
     params = request.params
+    limit = longest_sequence(facts)
+    prompt_ids = _truncated(request, prompt_ids, limit, defaults)
     chosen = sampling(params, defaults)
     resolved = msgspec.structs.replace(
         params,
         n=1,
         stop=[],
         seed=seed if params.seed is None else params.seed,
-        max_tokens=_max_tokens(request, len(prompt_ids) // 4, longest_sequence(facts), defaults),
+        max_tokens=_max_tokens(request, len(prompt_ids) // 4, limit, defaults),
+        truncate_prompt_tokens=None,
         stop_token_ids=_stop_token_ids(params, eos_ids, facts.vocab_size),
         temperature=chosen.temperature,
         # More than there are is all of them; and the wire holds no number of any size.
         top_k=chosen.top_k if chosen.top_k < facts.vocab_size else 0,
         top_p=chosen.top_p,
         min_p=chosen.min_p,
+        repetition_penalty=chosen.repetition_penalty,
     )
     validate_sequence(prompt_ids, resolved, facts)
     return PreparedRequest(
@@ -152,6 +157,19 @@ def settle(
         priority=request.priority,
         deadline=request.deadline,
     )
+
+
+def _truncated(
+    request: GenerationRequest, prompt_ids: bytes, limit: int, defaults: SamplingDefaults
+) -> bytes:
+    """Return the last tokens of a prompt, as many as the request wants kept."""
+    kept = request.params.truncate_prompt_tokens
+    if kept is None:
+        return prompt_ids
+    if kept == -1:
+        wanted = request.params.max_tokens or request.default_max_tokens or defaults.max_tokens
+        kept = max(1, limit - (wanted or 1))
+    return prompt_ids[-4 * kept :]
 
 
 def _max_tokens(

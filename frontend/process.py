@@ -179,9 +179,10 @@ def _sampling_defaults(config: FrontendConfig, model: TextModel) -> SamplingDefa
     generation = GenerationConfig() if config.ignore_generation_config else model.generation
     defaults = generation.defaults
     log.info(
-        "sampling defaults temperature=%g top_k=%d top_p=%g min_p=%g max_tokens=%s from_model=%s",
+        "sampling defaults temperature=%g top_k=%d top_p=%g min_p=%g repetition_penalty=%g "
+        "max_tokens=%s from_model=%s",
         *(defaults.temperature, defaults.top_k, defaults.top_p, defaults.min_p),
-        defaults.max_tokens or "room",
+        *(defaults.repetition_penalty, defaults.max_tokens or "room"),
         ",".join(generation.given) or "none",
     )
     if generation.not_honoured and config.index == 0:  # one warning for all frontends

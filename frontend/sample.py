@@ -15,6 +15,7 @@ from frontend.generation import PreparedRequest
 from frontend.output_text import OutputText
 from frontend.stop_strings import StopStrings
 from frontend.vocabulary import Vocabulary
+from protocol.columns import unpack_int32
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages import AddSequence, ErrorInfo, FinishReason
 
@@ -49,14 +50,20 @@ class Sample:
         self.output_ids = array("i")
         self.cached_tokens = 0
         self.is_finished = False
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt from its second token on, as far as they have come."""
         self._text = text
         stop_ids = () if keeps_stop_token else sequence.params.stop_token_ids
         self._hidden_stop_ids = frozenset(stop_ids)
 
     def resumed(self) -> AddSequence:
         """Return what gives this sequence, as far as it came, to a scheduler that lacks it."""
+        params = self.sequence.params
+        if self.output_ids:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
         return msgspec.structs.replace(
             self.sequence,
+            params=params,
             resume_ids=self.output_ids.tobytes(),
             next_index=len(self.output_ids),
         )
@@ -68,6 +75,20 @@ class Sample:
         """
         if not self.output_ids:
             self.cached_tokens = count
+
+    def learn_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
+        """Take in log-probabilities of the next prompt tokens; those seen before are dropped.
+
+        They are told with the first output. Raises ProtocolError if some were left out.
+        """
+        for entry in entries:
+            if entry.position > 1 + len(self._prompt_logprobs):
+                raise ProtocolError(
+                    f"The log-probabilities of prompt token {entry.position} came after those of "
+                    f"{1 + len(self._prompt_logprobs)} tokens."
+                )
+            if entry.position == 1 + len(self._prompt_logprobs):
+                self._prompt_logprobs.append(entry)
 
     def accept(
         self,
@@ -97,6 +118,7 @@ class Sample:
             first_index=len(self.output_ids),
             token_ids=token_ids,
             logprobs=logprobs,
+            prompt_logprobs=[] if self.output_ids else self._whole_prompts(),
         )
         must_abort = self._fill(delta, reason)
         self.output_ids.extend(delta.token_ids)
@@ -113,6 +135,13 @@ class Sample:
             text=self._text.flush().text,
             error=error,
         )
+
+    def _whole_prompts(self) -> list[TokenLogprobs]:
+        """Return what there is of the prompt's log-probabilities, the first token's place empty."""
+        if self.sequence.params.prompt_logprobs is None:
+            return []
+        (first,) = unpack_int32(self.sequence.prompt_ids[:4])
+        return [TokenLogprobs([first], []), *self._prompt_logprobs]
 
     def _fill(self, delta: SampleDelta, reason: int) -> bool:
         """Set the delta's text and end; return whether the scheduler must be told of the end."""

@@ -27,7 +27,7 @@ from msgspec import Meta
 from protocol.codes import Code
 from protocol.errors import ErrorCode
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_MODEL_LEN = 1 << 20
@@ -39,6 +39,14 @@ MAX_SAMPLES = 64
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Prompt tokens times values for each: an answer that holds more would not be of use."""
+MAX_LOGIT_BIASES = 300
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_IDS = 128
+"""Token sequences: a word is one by itself and another after a space."""
+MAX_BAD_WORD_TOKENS = 32
 MAX_DEADLINE_S = 604_800
 """A week: the longest time limit of a request."""
 
@@ -48,6 +56,9 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
 RequestId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 SampleIndex: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_SAMPLES)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty: TypeAlias = Annotated[float, Meta(gt=0, le=2)]
 Column: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=1024)]
 LongText: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_BYTES)]
@@ -126,6 +137,7 @@ class SamplingDefaults(Part, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     """None: the room left in the context."""
 
@@ -144,12 +156,35 @@ class SamplingParams(Part, frozen=True, kw_only=True):
     """Keep the smallest set of most likely tokens whose probability reaches this."""
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Drop tokens less likely than this share of the most likely one."""
+    presence_penalty: Penalty = 0.0
+    """Taken from the logit of each token that the output holds."""
+    frequency_penalty: Penalty = 0.0
+    """Taken from a token's logit once for each time that the output holds it."""
+    repetition_penalty: RepetitionPenalty | None = None
+    """Divides the logit of each token that prompt or output hold, or multiplies one below 0."""
+    logit_bias: Annotated[
+        dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_LOGIT_BIASES)
+    ] = {}
+    """Added to the logits of tokens."""
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
+    """The only tokens that may be output. None: all."""
+    bad_words: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=MAX_BAD_WORDS)
+    ] = []
+    """What may not be output; the frontend makes `bad_word_ids` of them and empties them."""
+    bad_word_ids: Annotated[
+        list[Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]],
+        Meta(max_length=MAX_BAD_WORD_IDS),
+    ] = []
+    """Tokens that may not be output one after the other: after the others the last is banned."""
     seed: Int64 | None = None
     """Any 64-bit integer. None: the frontend draws one."""
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     """Most output tokens."""
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    """Fewest output tokens before a stop token or stop string counts."""
+    """Output tokens among which there is no stop token, and no stop string counts."""
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
     """Samples per prompt; each is its own sequence."""
     stop: Annotated[
@@ -162,6 +197,11 @@ class SamplingParams(Part, frozen=True, kw_only=True):
     """Do not stop at the model's EOS tokens."""
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """How many most likely tokens to report beside the chosen one. None: no logprobs."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """The same of the prompt's tokens, all but the first."""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """Keep so many of the prompt's last tokens; -1: as many as max_tokens leave room for. None by
+    the time the scheduler sees the sequence."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     include_stop_str_in_output: bool = False
@@ -204,9 +244,12 @@ class LogprobColumns(Part, frozen=True, kw_only=True):
     """[sum of n] token ids; each entry starts with its own token."""
     values: Column = b""
     """[sum of n] float32."""
+    ranks: Column = b""
+    """[entries] how many tokens are as likely as the scored one or more; empty: not counted."""
 
     def __post_init__(self) -> None:
-        require_equal_lengths(rows=self.rows, positions=self.positions, n=self.n)
+        ranks = self.ranks or self.rows
+        require_equal_lengths(rows=self.rows, positions=self.positions, n=self.n, ranks=ranks)
         require_equal_lengths(ids=self.ids, values=self.values)
 
 
@@ -402,10 +445,14 @@ class Output(Numbered, frozen=True, kw_only=True):
     text: LongText
     token_ids: Column
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+    """Of the prompt from its second token on, in the sample's first Output."""
     finish_reason: FinishReason | None = None
     """Set in the sample's last Output, unless error is."""
     usage: Usage | None = None
     """With the sample's last Output."""
+    params: SamplingParams | None = None
+    """Likewise, if the sample has run: the parameters that were in effect."""
     error: ErrorInfo | None = None
 
 
@@ -527,6 +574,8 @@ class TokenDeltas(Numbered, frozen=True, kw_only=True):
     token_ids: Column
     """[sum of counts]"""
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+    """Of the next prompt tokens of some rows, each row's without gaps."""
     cached_tokens: Column
     """[rows] prompt tokens found in the prefix cache, or taken over from another sample."""
     reasons: Column
@@ -601,6 +650,8 @@ class StepResult(Numbered, frozen=True, kw_only=True):
     failures: Column = b""
     """[failed rows] their ErrorCodes, in row order."""
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
+    """Of the prompt tokens that follow those of a row's chunk."""
 
     def __post_init__(self) -> None:
         require_items(4, tokens=self.tokens, counts=self.counts, failures=self.failures)

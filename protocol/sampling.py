@@ -12,6 +12,7 @@ class Sampling(NamedTuple):
     top_k: int
     top_p: float
     min_p: float
+    repetition_penalty: float
 
 
 NEUTRAL = SamplingDefaults()
@@ -25,4 +26,9 @@ def sampling(params: SamplingParams, defaults: SamplingDefaults = NEUTRAL) -> Sa
         top_k=defaults.top_k if params.top_k is None else params.top_k,
         top_p=defaults.top_p if params.top_p is None else params.top_p,
         min_p=defaults.min_p if params.min_p is None else params.min_p,
+        repetition_penalty=(
+            defaults.repetition_penalty
+            if params.repetition_penalty is None
+            else params.repetition_penalty
+        ),
     )

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from protocol.errors import ErrorCode
 from protocol.messages import LogprobColumns, StepResult
-from scheduler.deltas import Addressed, Ending, Reason, ending_deltas, select_logprobs, step_deltas
+from scheduler.deltas import (
+    Addressed,
+    Ending,
+    Reason,
+    ending_deltas,
+    pick_logprobs,
+    score_deltas,
+    select_logprobs,
+    step_deltas,
+)
 from scheduler.planned_step import Failure, PlannedStep
 from scheduler.running import Running
 from scheduler.sequence import Sequence
@@ -42,6 +51,8 @@ class Committer:
         tokens = step.tokens(result, vocab_size)
         if result.logprobs is not None:
             step.check_logprobs(result.logprobs)
+        if result.prompt_logprobs is not None:
+            step.check_prompt_logprobs(result.prompt_logprobs)
         self._counters.steps += 1
         endings = self._endings(step, failures)
         failed = {ending.sequence for ending in endings}
@@ -50,8 +61,30 @@ class Committer:
             if is_alive and chunk.sequence not in failed:
                 chunk.sequence.num_computed = chunk.end
                 self._running.register(chunk.sequence)
+        scores = self._commit_scores(step, failed, result.prompt_logprobs)
         committed = self._commit_tokens(step, failures, tokens, result.logprobs)
-        return Committed(ending_deltas(endings) + committed.deltas, [*failed, *committed.ended])
+        deltas = ending_deltas(endings) + scores + committed.deltas
+        return Committed(deltas, [*failed, *committed.ended])
+
+    def _commit_scores(
+        self, step: PlannedStep, failed: set[Sequence], scores: LogprobColumns | None
+    ) -> list[Addressed]:
+        """Return what frontends lack of log-probabilities of prompts."""
+        if scores is None:
+            return []
+        rows = np.frombuffer(scores.rows, np.int32)
+        positions = np.frombuffer(scores.positions, np.int32)
+        scored: list[tuple[Sequence, LogprobColumns]] = []
+        for row in np.unique(rows).tolist():
+            chunk = step.chunks[row - len(step.decodes)]
+            sequence = chunk.sequence
+            is_alive = self._table.holds(chunk.slot, chunk.generation) and sequence not in failed
+            # One that starts again after a preemption scores again what has been told.
+            is_new = (rows == row) & (positions >= sequence.num_scored)
+            if is_alive and is_new.any():
+                scored.append((sequence, pick_logprobs(scores, is_new)))
+                sequence.num_scored = int(positions[is_new].max()) + 1
+        return score_deltas(scored)
 
     def _endings(self, step: PlannedStep, failures: list[Failure]) -> list[Ending]:
         endings: list[Ending] = []

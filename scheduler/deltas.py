@@ -3,6 +3,7 @@
 from array import array
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -95,6 +96,22 @@ def resumed_deltas(
     return [Addressed(sequence.key.source, deltas)]
 
 
+def score_deltas(scored: list[tuple[Sequence, LogprobColumns]]) -> list[Addressed]:
+    """Return rows without tokens that bring log-probabilities of prompts, one for each sequence."""
+    deltas = []
+    for sequence, columns in scored:
+        key = sequence.key
+        row = _single(key.request_id, key.sample, sequence.num_output_tokens, array("i"), 0)
+        cached = pack_int32([sequence.cached_tokens or 0])
+        row = msgspec.structs.replace(
+            row,
+            prompt_logprobs=msgspec.structs.replace(columns, rows=bytes(len(columns.rows))),
+            cached_tokens=cached,
+        )
+        deltas.append(Addressed(key.source, row))
+    return deltas
+
+
 def refusal(message: AddSequence, code: ErrorCode) -> TokenDeltas:
     """Return the one row of a sequence that was not taken."""
     return _single(message.request_id, message.sample, message.next_index, array("i"), code)
@@ -124,12 +141,18 @@ def select_logprobs(
     stays = rows >= 0
     if not stays.any():
         return None
+    return msgspec.structs.replace(pick_logprobs(columns, stays), rows=rows[stays].tobytes())
+
+
+def pick_logprobs(columns: LogprobColumns, stays: NDArray[np.bool_]) -> LogprobColumns:
+    """Return some of the entries."""
     widths = np.frombuffer(columns.n, np.int32)
     value_stays = np.repeat(stays, widths)
     return LogprobColumns(
-        rows=rows[stays].tobytes(),
+        rows=np.frombuffer(columns.rows, np.int32)[stays].tobytes(),
         positions=np.frombuffer(columns.positions, np.int32)[stays].tobytes(),
         n=widths[stays].tobytes(),
         ids=np.frombuffer(columns.ids, np.int32)[value_stays].tobytes(),
         values=np.frombuffer(columns.values, np.float32)[value_stays].tobytes(),
+        ranks=np.frombuffer(columns.ranks, np.int32)[stays].tobytes() if columns.ranks else b"",
     )

@@ -12,6 +12,13 @@ from scheduler.sequence import Sequence
 from scheduler.slot_table import Rows
 from scheduler.step_cost import StepCost, StepWork
 
+JOIN_BYTES = 512
+"""What a join takes in a frame beside its tokens, blocks and lists of token ids: its parameters,
+mostly."""
+ID_BYTES = 5
+"""What a token id in such a list takes, at most."""
+BIAS_BYTES = 9
+
 FAILED = -1
 """In a result's counts: this row's sequence has failed."""
 
@@ -47,6 +54,8 @@ class Draft:
     swap_ins: list[tuple[int, int]] = field(default_factory=list)
     """(host block, block)."""
     joins: list[Join] = field(default_factory=list)
+    num_scored: int = 0
+    """Tokens in chunks of sequences that want log-probabilities of their prompts."""
     join_bytes: int = 0
     """What the joins take in the plan's frame, or a little less."""
     chunks: dict[int, Chunk] = field(default_factory=dict)
@@ -59,6 +68,15 @@ class Draft:
     """Waiting sequences that do better to wait for what others are computing."""
     admission_closed: bool = False
     """Whether the next in the queue cannot be admitted in this step."""
+
+
+def join_bytes(sequence: Sequence) -> int:
+    """Return what a sequence's join takes in a plan's frame, or a little less."""
+    params = sequence.params
+    num_ids = len(params.logit_bias) + len(params.allowed_token_ids or ())
+    num_ids += sum(map(len, params.bad_word_ids))
+    lists = ID_BYTES * num_ids + BIAS_BYTES * len(params.logit_bias)
+    return JOIN_BYTES + lists + 4 * (len(sequence.tokens) + len(sequence.block_table))
 
 
 class Failure(NamedTuple):
@@ -144,6 +162,28 @@ class PlannedStep:
         every = np.zeros(len(self.sampled), np.int32)
         every[succeeded] = tokens
         return every
+
+    def check_prompt_logprobs(self, columns: LogprobColumns) -> None:
+        """Raise ProtocolError for those of other tokens than chunks score."""
+        self.check_logprobs(columns)
+        num_decodes = len(self.decodes)
+        expected: dict[int, int] = {}
+        for row, position in zip(
+            np.frombuffer(columns.rows, np.int32).tolist(),
+            np.frombuffer(columns.positions, np.int32).tolist(),
+            strict=True,
+        ):
+            chunk = self.chunks[row - num_decodes] if row >= num_decodes else None
+            if chunk is None or not (
+                position == expected.get(row, chunk.start + 1)
+                and position <= chunk.end
+                and position < chunk.sequence.num_prompt_tokens
+            ):
+                raise ProtocolError(
+                    f"Rank 0's log-probabilities of step {self.step_id} are not those of the "
+                    "prompt tokens that follow its chunks'."
+                )
+            expected[row] = position + 1
 
     def check_logprobs(self, columns: LogprobColumns) -> None:
         """Raise ProtocolError for log-probabilities of rows that the plan does not have."""

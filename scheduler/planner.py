@@ -31,6 +31,10 @@ MAX_JOIN_BYTES = 4 << 20
 """What joins may take before a plan admits no further one; the longest sequence takes twice that,
 and the rest of a plan what is left of MAX_FRAME_BYTES."""
 
+MAX_SCORED_TOKENS = 4096
+"""Tokens of sequences that want log-probabilities of their prompts that a step computes: their
+results have to fit a frame, which other sequences' wait for."""
+
 MAX_UNWILLING = 64
 """Waiting sequences that a plan passes over because they do better to wait."""
 
@@ -203,7 +207,10 @@ class Planner:
         assert slot is not None, f"prefills without a slot: {sequence.tell()}"
         chunk = draft.chunks.get(slot)
         # A join comes with its first chunk, so no chunk is empty.
-        count = room.take(sequence.num_planned, sequence.num_pending, at_least=int(chunk is None))
+        most, at_least = sequence.num_pending, int(chunk is None)
+        if sequence.wants_scores:
+            most = min(most, max(MAX_SCORED_TOKENS - draft.num_scored, at_least))
+        count = room.take(sequence.num_planned, most, at_least=at_least)
         if chunk is None:
             generation = int(self._table.generation[slot])
             chunk = Chunk(sequence, slot, generation, start=sequence.num_planned)
@@ -211,7 +218,9 @@ class Planner:
         chunk.count += count
         sequence.num_planned += count
         chunk.last = sequence.num_pending == 0
-        if chunk.last:
+        if sequence.wants_scores:
+            draft.num_scored += count
+        if chunk.last or (sequence.wants_scores and draft.num_scored >= MAX_SCORED_TOKENS):
             draft.pending.pop(sequence, None)
         return count
 

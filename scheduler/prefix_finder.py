@@ -67,6 +67,10 @@ class PrefixFinder:
         A sibling has all of the prompt, also where there is no prefix cache; of its last, partly
         filled block a copy is made, since both are going to write there.
         """
+        if sequence.wants_scores:
+            # What scores a token is the hidden state before it, which nobody keeps. What it had
+            # computed itself when it was moved to the host, it has scored.
+            return Prefix([], sequence.num_swapped)
         block_size = self._blocks.block_size
         hits = self._find_hits(sequence)
         if sequence.host_blocks:

@@ -7,13 +7,14 @@ know results (`scheduler`).
 
 import enum
 
+import msgspec
 import numpy as np
 
 from protocol.columns import pack_int32
-from protocol.messages import Join
+from protocol.messages import Join, SamplingParams
 from scheduler.block_manager import BlockManager, BlocksLostError
 from scheduler.denied import Denied
-from scheduler.planned_step import Draft
+from scheduler.planned_step import Draft, join_bytes
 from scheduler.policy import PROGRESS_TOKENS, choose_victim, headroom
 from scheduler.prefix import PrefixBlock
 from scheduler.prefix_finder import PrefixFinder
@@ -24,9 +25,6 @@ from scheduler.swap_space import SwapSpace
 
 MAX_REPLACED = 65_536
 """Entries of block tables that one plan replaces at most: its frame has to hold them."""
-
-JOIN_BYTES = 512
-"""What a join takes in a frame beside its tokens and blocks: its parameters, mostly."""
 
 
 class Admission(enum.Enum):
@@ -169,11 +167,11 @@ class Running:
                 generation=int(self.table.generation[slot]),
                 token_ids=sequence.tokens.tobytes(),
                 prompt_len=sequence.num_prompt_tokens,
-                params=sequence.params,
+                params=_join_params(sequence),
                 block_table=pack_int32(sequence.block_table),
             )
         )
-        draft.join_bytes += JOIN_BYTES + 4 * (len(sequence.tokens) + len(sequence.block_table))
+        draft.join_bytes += join_bytes(sequence)
 
     # ------------------------------------------------------------------------------
     # On
@@ -410,3 +408,11 @@ class Running:
         if sequence.slot is not None and self._decoding.pop(sequence.slot, None) is not None:
             self.groups.leave(sequence.slot)
             self._rows = None
+
+
+def _join_params(sequence: Sequence) -> SamplingParams:
+    """Return the parameters for the ranks: a prompt is scored once."""
+    params = sequence.params
+    if params.prompt_logprobs is None or sequence.wants_scores:
+        return params
+    return msgspec.structs.replace(params, prompt_logprobs=None)

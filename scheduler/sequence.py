@@ -125,6 +125,8 @@ class Sequence:
     """Positions of `tokens` planned so far, while PREFILLING; cached ones are included."""
     num_computed: int = 0
     """Positions whose keys and values are in the cache, as far as committed steps tell."""
+    num_scored: int = 1
+    """Prompt tokens whose log-probabilities are committed, if it wants them; the first has none."""
     num_registered: int = 0
     """Blocks of the table that others may share: the prefix index knows them, or they came from
     it or from another sample."""
@@ -156,6 +158,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Known tokens that are not planned yet."""
         return len(self.tokens) - self.num_planned
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether it wants log-probabilities of prompt tokens that are not committed yet."""
+        return self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt_tokens
 
     @property
     def is_running(self) -> bool:

@@ -104,7 +104,10 @@ class ForwardBatch:
     """The same chunks; None if there are none."""
     sampled: SampledRows
     wanted_rows: Tensor
-    """[sampled or more] int64, their rows, padded as rows are; some row if there is none."""
+    """[sampled or more] int64, their rows, padded as rows are; some row if there is none. Behind
+    the padding rows to be scored."""
+    num_scored: int = 0
+    """How many of these there are."""
 
     @property
     def num_rows(self) -> int:
@@ -123,11 +126,18 @@ class BatchBuilder:
         self._min_rows = min_rows
         self._device = device
 
-    def build(self, rows: StepRows, block_tables: Int32Array, last_tokens: Tensor) -> ForwardBatch:
+    def build(
+        self,
+        rows: StepRows,
+        block_tables: Int32Array,
+        last_tokens: Tensor,
+        scored: Int64Array | None = None,
+    ) -> ForwardBatch:
         """Return the batch of a step with at least one row to compute.
 
         `block_tables` is the host's [slots, max blocks], -1 where there is no block; `last_tokens`
-        the device's [slots] tokens that decode rows are fed, which the host has not seen.
+        the device's [slots] tokens that decode rows are fed, which the host has not seen. `scored`
+        are rows that are wanted beside those that sample.
         """
         slots, num_decode = rows.decode_slots, len(rows.decode_slots)
         positions = _positions(rows)
@@ -159,7 +169,7 @@ class BatchBuilder:
                 lengths,
                 self._tables(slots, lengths, block_tables),
                 *self._chunk_columns(rows.chunks, counts, block_tables),
-                self._wanted_rows(rows.chunks, first_rows),
+                self._wanted_rows(rows.chunks, first_rows, scored),
                 rows.sampled_slots.astype(np.int64),
                 rows.sampled_indices.astype(np.int64),
             ),
@@ -203,6 +213,7 @@ class BatchBuilder:
                 slots=sampled_slots, indices=sampled_indices, host_slots=rows.sampled_slots
             ),
             wanted_rows=wanted_rows,
+            num_scored=0 if scored is None else len(scored),
         )
 
     def _known_tokens(self, rows: StepRows, num_rows: int) -> Int64Array:
@@ -268,8 +279,17 @@ class BatchBuilder:
         ]
         return (*decoded, *chunked)
 
-    def _wanted_rows(self, chunks: Sequence[Chunk], first_rows: NDArray[np.int64]) -> Int64Array:
-        """Return the rows that sample, or some. `first_rows` ends with the rows' number."""
+    def _wanted_rows(
+        self, chunks: Sequence[Chunk], first_rows: NDArray[np.int64], scored: Int64Array | None
+    ) -> Int64Array:
+        """Return the rows that sample, or some, and those scored.
+
+        `first_rows` ends with the rows' number.
+        """
+        sampling = self._sampling_rows(chunks, first_rows)
+        return sampling if scored is None else np.concatenate((sampling, scored))
+
+    def _sampling_rows(self, chunks: Sequence[Chunk], first_rows: NDArray[np.int64]) -> Int64Array:
         num_decode = int(first_rows[0])
         ends = [end - 1 for chunk, end in zip(chunks, first_rows[1:], strict=True) if chunk.is_last]
         indices = np.concatenate((np.arange(num_decode), ends)).astype(np.int64)

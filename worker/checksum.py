@@ -10,7 +10,8 @@ modulo 2^64:
 
 Words and powers of an odd number make the fold depend on every token, its position and its order:
 one token, or one block, that is lost, repeated, swapped, stale or foreign gives another fold, and
-so another token with probability 1 - 1/vocabulary size, and another one at each later step.
+so another token with probability 1 - 1/vocabulary size, and another one at each later step. Of what
+chooses tokens only the seed counts, and whether the temperature is 0: there are no logits.
 """
 
 from collections.abc import Sequence

@@ -71,6 +71,7 @@ class ChecksumRunner:
         self._last_tokens: Int32Array = np.zeros(facts.slots, dtype=np.int32)
         self._keys: UInt64Array = np.zeros(facts.slots, dtype=np.uint64)
         self._num_top: Int32Array = np.full(facts.slots, NO_LOGPROBS, dtype=np.int32)
+        self._num_scored: Int32Array = np.full(facts.slots, NO_LOGPROBS, dtype=np.int32)
 
     @property
     def facts(self) -> EngineFacts:
@@ -101,6 +102,8 @@ class ChecksumRunner:
             assert params is not None, f"slot {slot} joined without parameters"
             self._keys[slot] = sampling_key(params)
             self._num_top[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+            scores = params.prompt_logprobs
+            self._num_scored[slot] = NO_LOGPROBS if scores is None else scores
         for source, target in rows.copies.tolist():
             self._cache[target] = self._cache[source]
         self._cache[rows.swap_ins[:, 1]] = self._host[rows.swap_ins[:, 0]]
@@ -130,7 +133,7 @@ class ChecksumRunner:
 
         failed = self._numeric_failures(rows)
         logprobs = self._logprobs(rows, tokens, failed)
-        return assemble_output(rows, tokens, failed, logprobs)
+        return assemble_output(rows, tokens, failed, logprobs, self._scores(rows, failed))
 
     def _fold(self, slot: int, num_tokens: int) -> np.uint64:
         """Return the fold of a slot's first `num_tokens` positions, as its block table has them."""
@@ -167,11 +170,21 @@ class ChecksumRunner:
             ids, values = checksum_logprobs(
                 int(tokens[index]), int(num_top[index]), self._facts.vocab_size
             )
-            columns.rows.append(row)
-            columns.positions.append(int(indices[index]))
-            columns.n.append(len(ids))
-            columns.ids += ids
-            columns.values += values
+            columns.add(row, int(indices[index]), ids, values)
+        return columns.pack()
+
+    def _scores(self, rows: StepRows, failed: dict[int, ErrorCode]) -> LogprobColumns | None:
+        """Return made-up log-probabilities of prompt tokens, for the chunks that want them."""
+        columns = _LogprobLists()
+        for chunk in rows.chunks:
+            slot, num_top = chunk.slot, int(self._num_scored[chunk.slot])
+            if num_top == NO_LOGPROBS or chunk.row in failed or self._facts.rank > 0:
+                continue
+            end = min(chunk.end + 1, int(self._table.prompt_lens[slot]))
+            for position in range(chunk.start + 1, end):
+                token = int(self._table.token_ids[slot][position])
+                ids, values = checksum_logprobs(token, num_top, self._facts.vocab_size)
+                columns.add(chunk.row, position, ids, values, rank=1)
         return columns.pack()
 
 
@@ -184,6 +197,19 @@ class _LogprobLists:
     n: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+
+    def add(
+        self, row: int, position: int, ids: list[int], values: list[float], *, rank: int = 0
+    ) -> None:
+        """Add an entry; of all or of none the rank is given."""
+        self.rows.append(row)
+        self.positions.append(position)
+        self.n.append(len(ids))
+        self.ids += ids
+        self.values += values
+        if rank:
+            self.ranks.append(rank)
 
     def pack(self) -> LogprobColumns | None:
         """Return the columns, or None if there is no entry."""
@@ -195,4 +221,5 @@ class _LogprobLists:
             n=pack_int32(self.n),
             ids=pack_int32(self.ids),
             values=pack_float32(self.values),
+            ranks=pack_int32(self.ranks),
         )

@@ -25,6 +25,7 @@ from worker.decode_graphs import Draw, Replay
 from worker.graph_sizes import CHUNK_TOKENS, chunk_sequences
 from worker.graph_store import GraphStore
 from worker.models.causal_lm import CausalLM
+from worker.sampling_slots import Variant
 from worker.step_rows import StepRows
 from worker.upload import Int64Array
 
@@ -38,7 +39,7 @@ class ChunkGraph(NamedTuple):
 
     num_tokens: int
     num_sequences: int
-    has_filters: bool
+    variant: Variant
 
 
 class ChunkGraphs:
@@ -63,7 +64,7 @@ class ChunkGraphs:
         self._seen: Counter[ChunkGraph] = Counter()
         self._hidden: Tensor | None = None
 
-    def choose(self, rows: StepRows, *, has_filters: bool) -> ChunkGraph | None:
+    def choose(self, rows: StepRows, variant: Variant) -> ChunkGraph | None:
         """Return the graph that a step runs in, or None if it has to run eagerly.
 
         To be asked once for each step with chunks.
@@ -72,10 +73,12 @@ class ChunkGraphs:
         num_sequences = len(rows.decode_slots) + len(rows.chunks)
         if num_tokens > CHUNK_TOKENS[-1] or num_sequences > self._sequences[-1]:
             return None
+        if variant is Variant.EDITED:
+            return None  # too rare for the memory of so many graphs
         graph = ChunkGraph(
             CHUNK_TOKENS[bisect.bisect_left(CHUNK_TOKENS, num_tokens)],
             self._sequences[bisect.bisect_left(self._sequences, num_sequences)],
-            has_filters,
+            variant,
         )
         self._seen[graph] += 1
         return graph if self._seen[graph] >= CAPTURED_AT else None
@@ -105,7 +108,7 @@ class ChunkGraphs:
             rows.sampled_slots,
             rows.sampled_indices,
             reported,
-            has_filters=graph.has_filters,
+            variant=graph.variant,
         )
         self._store.keep(self._inputs.ring(), reported)
         if self._hidden is None:
@@ -123,6 +126,6 @@ class ChunkGraphs:
         )
         self._store.capture(graph, partial(self.run_eagerly, graph))
         log.info(
-            "graph captured tokens=%d sequences=%d filters=%s seconds=%.2f",
+            "graph captured tokens=%d sequences=%d variant=%d seconds=%.2f",
             *(*graph, time.monotonic() - started),
         )

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from protocol.messages import MAX_TOP_LOGPROBS
 from worker.attention.base import AttentionBackend
 from worker.batch import BatchBuilder, ForwardBatch, SampledRows
 from worker.kv_cache import KVCache
 from worker.models.causal_lm import CausalLM
+from worker.prompt_logprobs import ROWS_AT_ONCE, score
 from worker.slot_sampler import SlotSampler
 from worker.step_rows import Chunk, StepRows, int32_view
 
@@ -42,7 +44,8 @@ def measure_worst_step(
     them wait for the device.
 
     It computes as many new tokens as a step may have and samples for as many sequences as there may
-    be, whose logits ranks gather as for rows with filters.
+    be, whose logits ranks gather, and copy, as for rows with filters and edits. Then it scores as
+    many prompt tokens as are scored at once.
     """
     device = cache.data.device
     torch.cuda.empty_cache()
@@ -56,8 +59,12 @@ def measure_worst_step(
         # Of all rows: the last layer is as hungry as the others if every row is wanted.
         hidden = model(batch.tokens, batch.positions, attention.start_step(batch))
         logits = model.logits(hidden[:max_num_seqs].contiguous())
-        sampler.whole_logits(logits)
+        whole = sampler.whole_logits(logits)
+        edited = torch.empty(whole.shape, dtype=torch.float32, device=device)
         sampler.sample(logits, worst_sampled(max_num_seqs, device))
+        del whole, edited
+        tokens = torch.zeros(ROWS_AT_ONCE, dtype=torch.int64, device=device)
+        score(model, sampler, hidden[:ROWS_AT_ONCE], tokens[: len(hidden)], MAX_TOP_LOGPROBS)
     torch.cuda.synchronize(device)
     workspace = torch.cuda.memory_reserved(device) - weights
     free, total = torch.cuda.mem_get_info(device)

@@ -1,8 +1,9 @@
-"""Sampling on a GPU, without waiting for it: two kernels for a draw, four behind filters.
+"""Sampling on a GPU, without waiting for it: two kernels for a draw, four behind filters, and
+three more where logits are edited.
 
 Of several ranks each draws among its own tokens and they exchange three numbers a row, as
-`worker.sharded_sampler` does. Rows with filters need the whole distribution: if there are any,
-every rank gathers the logits and draws from them, by the same kernels to the same result.
+`worker.sharded_sampler` does. Rows with filters or edits need the whole distribution: if there are
+any, every rank gathers the logits and draws from them, by the same kernels to the same result.
 """
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from worker.batch import SampledRows
 from worker.kernels.drawing import draw_candidates, draw_tokens
+from worker.kernels.editing import count_tokens, edited_logits
 from worker.kernels.filtering import draw_filtered_tokens
 from worker.parallel import TensorParallel
-from worker.sampling_slots import SamplingSlots
+from worker.sampling_slots import SamplingSlots, Variant
 from worker.shard import divide_vocabulary
 from worker.sharded_sampler import largest_candidate
 from worker.slot_sampler import FAILED
@@ -31,8 +33,8 @@ class CudaSampler:
     def sample(self, logits: Tensor, rows: SampledRows) -> Tensor:
         """Return each row's token, FAILED where it has none; keep them as last tokens. [n] int32"""
         reported = torch.empty(len(rows), dtype=torch.int32, device=logits.device)
-        has_filters = self._slots.any_filtered(rows.host_slots)
-        self.draw(logits, rows.slots, rows.indices, reported, has_filters=has_filters)
+        variant = self._slots.variant(rows.host_slots)
+        self.draw(logits, rows.slots, rows.indices, reported, variant=variant)
         return reported
 
     def draw(
@@ -42,17 +44,20 @@ class CudaSampler:
         indices: Tensor,
         reported: Tensor,
         *,
-        has_filters: bool,
+        variant: Variant,
     ) -> None:
         """Do what `sample` does, with everything on the device.
 
         `slots` [n] and `indices` [n], where the tokens will stand, are int32 or int64; `reported`
-        is [n] int32. Without `has_filters` no row of `slots` may have any.
+        is [n] int32. `variant` is at least what the rows of `slots` take.
         """
         state = self._slots
-        if has_filters:
+        if variant >= Variant.FILTERED:
+            whole = self.whole_logits(logits)
+            if variant is Variant.EDITED:
+                whole = edited_logits(whole, state.edits.tensors, slots, indices)
             draw_filtered_tokens(
-                self.whole_logits(logits),
+                whole,
                 state.temperatures,
                 state.seeds,
                 indices,
@@ -63,6 +68,8 @@ class CudaSampler:
                 top_p=state.top_p,
                 min_p=state.min_p,
             )
+            if variant is Variant.EDITED:
+                count_tokens(state.last_tokens, state.edits.tensors, slots)
         elif self._group.size == 1:
             draw_tokens(
                 logits,

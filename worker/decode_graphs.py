@@ -8,8 +8,8 @@ holds its rows. What is inside:
                                        └─► hidden states, from which the few steps that want
                                            log-probabilities compute their logits again
 
-A bucket's graph for rows with filters is captured when it is first needed, which depends on plans
-alone, so that all ranks do it in the same step.
+A bucket's graph for rows with filters, and that for edited logits, is captured when it is first
+needed, which depends on plans alone, so that all ranks do it in the same step.
 """
 
 import bisect
@@ -28,6 +28,7 @@ from worker.attention.base import DecodeRows, GraphableBackend
 from worker.decode_inputs import DecodeInputs
 from worker.graph_store import GraphStore
 from worker.models.causal_lm import CausalLM
+from worker.sampling_slots import Variant
 from worker.step_rows import Int32Array
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Draw(Protocol):
         indices: Tensor,
         reported: Tensor,
         *,
-        has_filters: bool,
+        variant: Variant,
     ) -> None:
         """logits [n, width] in any float type, then [n], of int32 or int64, and [n] int32."""
         ...
@@ -53,7 +54,7 @@ class DecodeGraph(NamedTuple):
     """What makes one graph differ from another."""
 
     bucket: int
-    has_filters: bool
+    variant: Variant
 
 
 class Replay(NamedTuple):
@@ -93,7 +94,7 @@ class DecodeGraphs:
         """
         started = time.monotonic()
         for bucket in reversed(self._buckets):
-            self._capture(DecodeGraph(bucket, has_filters=False))
+            self._capture(DecodeGraph(bucket, variant=Variant.PLAIN))
         if self._store.is_full:
             raise ConfigError(
                 "There is no memory left for CUDA graphs: lower --gpu-memory-utilization or "
@@ -111,13 +112,13 @@ class DecodeGraphs:
         return self._buckets[bisect.bisect_left(self._buckets, num_rows)]
 
     def replay(
-        self, bucket: int, slots: Int32Array, positions: Int32Array, *, has_filters: bool
+        self, bucket: int, slots: Int32Array, positions: Int32Array, variant: Variant
     ) -> Replay:
         """Run a decode step. Nothing is waited for, unless its graph is needed for the first time.
 
         `positions` are those of the tokens fed, whose blocks the slots' tables hold.
         """
-        graph = DecodeGraph(bucket, has_filters)
+        graph = DecodeGraph(bucket, variant)
         if self._store.wants(graph):
             self._capture(graph)
         ring = self._store.take_ring()
@@ -144,7 +145,7 @@ class DecodeGraphs:
             inputs.slots(bucket),
             rows.lengths,
             reported,
-            has_filters=graph.has_filters,
+            variant=graph.variant,
         )
         self._store.keep(inputs.ring(), reported)
         if self._hidden is None:
@@ -157,4 +158,4 @@ class DecodeGraphs:
         empty = np.zeros(0, dtype=np.int32)
         self._inputs.fill(graph.bucket, self._store.free_ring, empty, empty)
         self._store.capture(graph, partial(self.run_eagerly, graph))
-        log.debug("graph captured rows=%d filters=%s", *graph)
+        log.debug("graph captured rows=%d variant=%d", *graph)

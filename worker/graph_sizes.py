@@ -17,6 +17,7 @@ def chunk_sequences(max_sequences: int) -> tuple[int, ...]:
 
 
 def max_num_graphs(max_num_seqs: int) -> int:
-    """Return how many graphs there may come to be, with filters and without."""
+    """Return how many graphs there may come to be: with filters and without, and of decode steps
+    also with edited logits."""
     of_chunks = len(CHUNK_TOKENS) * len(chunk_sequences(max_num_seqs))
-    return 2 * (len(decode_buckets(max_num_seqs)) + of_chunks)
+    return 3 * len(decode_buckets(max_num_seqs)) + 2 * of_chunks

@@ -10,6 +10,12 @@ a rank that has loaded its weights and run a worst step puts what it measured in
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError, ModelFileError
+from protocol.messages import (
+    MAX_BAD_WORD_IDS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKEN_IDS,
+)
 from worker.graph_sizes import max_num_graphs
 from worker.model_config import ModelConfig
 from worker.product_shapes import config_sizes, rank_products
@@ -27,6 +33,10 @@ GRAPH_POOL_BYTES = 256 * _MIB
 """Activations of the largest captured step, all but its logits."""
 LOGIT_BYTES = 4
 """Logits are float32 on a GPU, whatever the model's dtype."""
+EDIT_BYTES = (2 * MAX_LOGIT_BIASES + MAX_STOP_TOKEN_IDS + MAX_BAD_WORD_TOKENS - 1) * 4 + (
+    MAX_BAD_WORD_IDS * MAX_BAD_WORD_TOKENS * 4 + 4 * 4 + 8
+)
+"""Of a slot, for edits of logits, beside what is as wide as the vocabulary."""
 DRIVER_BYTES = 600 * _MIB
 """A CUDA context and the code of its kernels, estimated."""
 
@@ -83,11 +93,18 @@ class MemoryPlan:
         )
 
 
+def edit_state_bytes(max_num_seqs: int, vocab_size: int) -> int:
+    """Return the bytes of what is kept for edits of logits (`worker.logit_edits.EditTensors`)."""
+    token_bytes = 2 * vocab_size + 2 * 4 * -(-vocab_size // 32)  # a count and two masks
+    return (max_num_seqs + 1) * (token_bytes + EDIT_BYTES)
+
+
 def graph_reserve(num_graphs: int, max_rows: int, vocab_size: int) -> int:
     """Return the bytes to keep for graphs of up to `max_rows` rows; 0 without graphs."""
     if not num_graphs:
         return 0
-    return GRAPH_POOL_BYTES + num_graphs * GRAPH_BYTES + max_rows * vocab_size * LOGIT_BYTES
+    logits = 2 * max_rows * vocab_size * LOGIT_BYTES  # as the model made them, and edited
+    return GRAPH_POOL_BYTES + num_graphs * GRAPH_BYTES + logits
 
 
 def weight_count(model: ModelConfig, *, tp: int) -> int:
@@ -194,7 +211,8 @@ def estimate_memory(
     # A weight in 4 bits is multiplied out for many rows.
     largest = max(shape.outputs * shape.inputs for shape in products)
     scratch = largest * item_bytes if storage == "int4" else 0
-    logits = max_num_seqs * model.vocab_size * LOGIT_BYTES
+    logits = 2 * max_num_seqs * model.vocab_size * LOGIT_BYTES
+    logits += edit_state_bytes(max_num_seqs, model.vocab_size)
     return MemoryPlan(
         total=total,
         utilization=utilization,

@@ -11,7 +11,6 @@ On a GPU a launched step is only queued. Its results leave on a stream of their 
 next step need not wait for them, and are looked at when that copy has ended.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,9 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.columns import pack_int32
 from protocol.errors import ErrorCode, ProcessError
-from protocol.messages import EngineFacts, LogprobColumns, SamplingParams, StepPlan
+from protocol.messages import EngineFacts, StepPlan
 from worker.attention.base import AttentionBackend, GraphableBackend
 from worker.batch import BatchBuilder
 from worker.chunk_graphs import ChunkGraphs
@@ -34,7 +32,10 @@ from worker.graph_sizes import CHUNK_TOKENS, decode_buckets
 from worker.graph_store import GraphStore
 from worker.host_blocks import HostBlocks
 from worker.kv_cache import KVCache
+from worker.logit_edits import Known
+from worker.logprobs import Logprobs
 from worker.models.causal_lm import CausalLM
+from worker.prompt_logprobs import ScoredRows, find_scored, score
 from worker.result_copies import HostResults, ResultCopies
 from worker.runner import (
     FinishedStep,
@@ -44,7 +45,7 @@ from worker.runner import (
     out_of_memory_output,
 )
 from worker.sampler import top_logprobs
-from worker.sampling_slots import NO_LOGPROBS, SamplingSlots
+from worker.sampling_slots import NO_LOGPROBS, SamplingSlots, Variant
 from worker.slot_sampler import FAILED, SlotSampler
 from worker.slot_tables import SlotTables, changed_blocks
 from worker.slots import SlotTable
@@ -161,7 +162,9 @@ class ModelRunner:
 
     def _launch(self, rows: StepRows) -> LaunchedStep:
         if rows.joins:
-            self._sampling.join(rows.joins, [self._params(slot) for slot in rows.joins])
+            joins = [self._known(slot) for slot in rows.joins]
+            self._sampling.join(rows.joins, [known.params for known in joins])
+            self._sampling.edits.join(joins)
         self._cache.copy_blocks(rows.copies.tolist())
         if self._host_blocks is not None:
             self._host_blocks.move_in(rows.swap_ins.tolist())
@@ -180,21 +183,59 @@ class ModelRunner:
 
     def _compute(self, rows: StepRows) -> LaunchedStep:
         """Run a step eagerly."""
-        batch = self._builder.build(rows, self._table.block_tables, self._sampling.last_tokens)
+        scored = self._scored(rows)
+        batch = self._builder.build(
+            rows,
+            self._table.block_tables,
+            self._sampling.last_tokens,
+            None if scored is None else scored.hidden_rows,
+        )
         attention = self._attention.start_step(batch)
         hidden: Tensor = self._model(batch.tokens, batch.positions, attention, batch.wanted_rows)
+        scores = None
+        if scored is not None:
+            hidden, of_prompts = hidden.tensor_split([len(hidden) - batch.num_scored])
+            scores = self._score(scored, of_prompts)
         if not len(batch.sampled):
             nothing = torch.empty(0, dtype=torch.int32, device=self._device)
-            return self._leave(rows, nothing, None)
+            return self._leave(rows, nothing, scores=scores)
         logits = self._model.logits(hidden)[: len(batch.sampled)]
         reported = self._sampler.sample(logits, batch.sampled)
-        return self._leave(rows, reported, self._logprobs(rows, logits, reported))
+        return self._leave(rows, reported, self._logprobs(rows, logits, reported), scores=scores)
+
+    def _scored(self, rows: StepRows) -> ScoredRows | None:
+        """Return the prompt tokens that a step scores, if there are any."""
+        return find_scored(
+            rows,
+            self._sampling.num_prompt_logprobs,
+            self._table.token_ids,
+            self._table.prompt_lens,
+        )
+
+    def _score(self, scored: ScoredRows, hidden: Tensor) -> Logprobs | None:
+        """Return the log-probabilities of prompt tokens, given the hidden states before them."""
+        (tokens,) = upload((scored.tokens.astype(np.int64),), self._device)
+        num_top = int(scored.counts.max()) - 1
+        scores = score(self._model, self._sampler, hidden, tokens, num_top)
+        if self._facts.rank > 0:
+            return None
+        return Logprobs(
+            rows=scored.rows,
+            positions=scored.positions,
+            counts=scored.counts,
+            on_device=tuple(scores),
+        )
 
     def _replay(self, graphs: "_Graphs", rows: StepRows) -> Replay | None:
         """Run a step as a graph, if there is one for it."""
-        has_filters = self._sampling.any_filtered(rows.sampled_slots)
+        if rows.chunks and self._scored(rows) is not None:
+            return None
+        variant = self._sampling.variant(rows.sampled_slots)
+        if variant is Variant.EDITED:
+            # Some requests' edits end with min_tokens.
+            variant = self._sampling.variant(rows.sampled_slots, rows.sampled_indices)
         if rows.chunks:
-            graph = graphs.chunks.choose(rows, has_filters=has_filters)
+            graph = graphs.chunks.choose(rows, variant)
             if graph is None:
                 return None
             cache_positions = self._builder.cache_positions(rows, self._table.block_tables)
@@ -202,9 +243,7 @@ class ModelRunner:
         bucket = graphs.decode.bucket(len(rows.decode_slots))
         if bucket is None:
             return None
-        return graphs.decode.replay(
-            bucket, rows.decode_slots, rows.decode_positions, has_filters=has_filters
-        )
+        return graphs.decode.replay(bucket, rows.decode_slots, rows.decode_positions, variant)
 
     def _take(self, rows: StepRows, replay: Replay) -> LaunchedStep:
         """Take what a graph has left: a result for every sequence, whether it samples or not."""
@@ -222,12 +261,17 @@ class ModelRunner:
             logprobs = self._logprobs(rows, logits, reported)
         return self._leave(rows, replay.reported, logprobs, sampled)
 
-    def _params(self, slot: int) -> SamplingParams:
+    def _known(self, slot: int) -> Known:
         params = self._table.params[slot]
         assert params is not None, f"slot {slot} joined without parameters"
-        return params
+        return Known(
+            slot=slot,
+            params=params,
+            token_ids=self._table.token_ids[slot],
+            prompt_len=int(self._table.prompt_lens[slot]),
+        )
 
-    def _logprobs(self, rows: StepRows, logits: Tensor, reported: Tensor) -> "_Logprobs | None":
+    def _logprobs(self, rows: StepRows, logits: Tensor, reported: Tensor) -> Logprobs | None:
         """Return the log-probabilities of the sampled rows that want them, on the device."""
         num_top = self._sampling.num_logprobs[rows.sampled_slots]
         wanting = np.flatnonzero(num_top != NO_LOGPROBS)
@@ -239,29 +283,30 @@ class ModelRunner:
             return None
         tokens = reported.index_select(0, index).clamp(min=0).long()
         ids, values = top_logprobs(whole, tokens, int(num_top[wanting].max()))
-        return _Logprobs(
+        return Logprobs(
             rows=rows.sampled_rows[wanting],
             positions=rows.sampled_indices[wanting],
             counts=1 + num_top[wanting],
-            ids=ids.to(torch.int32),
-            values=values,
+            on_device=(ids.to(torch.int32), values),
         )
 
     def _leave(
         self,
         rows: StepRows,
         reported: Tensor,
-        logprobs: "_Logprobs | None",
+        logprobs: Logprobs | None = None,
         sampled: NDArray[np.int64] | None = None,
+        scores: Logprobs | None = None,
     ) -> LaunchedStep:
         """Send a step's results to the host. `sampled`: which of `reported` are; None: all."""
-        on_device = () if logprobs is None else (logprobs.ids, logprobs.values)
+        on_device = () if logprobs is None else logprobs.on_device
+        on_device += () if scores is None else scores.on_device
         if self._copies is None:
             results = HostResults(reported, on_device)
         else:
             results = self._copies.start(reported, on_device)
         generations = self._table.generations[rows.slots if rows.chunks else rows.decode_slots]
-        return _Step(rows, generations, self._failed, results, sampled, logprobs)
+        return _Step(rows, generations, self._failed, results, sampled, logprobs, scores)
 
 
 class _Graphs(NamedTuple):
@@ -273,43 +318,6 @@ class _Graphs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Logprobs:
-    """Log-probabilities of some rows, each its own token's first; a row may want fewer."""
-
-    rows: Int32Array
-    """[n]"""
-    positions: Int32Array
-    """[n]"""
-    counts: Int32Array
-    """[n] how many each row wants."""
-    ids: Tensor
-    """[n, most] int32"""
-    values: Tensor
-    """[n, most] float32"""
-
-    def columns(
-        self, ids: Int32Array, values: NDArray[np.float32], failed: Sequence[int]
-    ) -> LogprobColumns | None:
-        """Return the columns of all but the failed rows, None if that is none.
-
-        `ids` and `values` are the tensors' on the host.
-        """
-        kept = ~np.isin(self.rows, list(failed))
-        if not kept.any():
-            return None
-        counts = self.counts[kept]
-        # Rows that want fewer than the widest take the first of theirs.
-        is_wanted = np.arange(ids.shape[1]) < counts[:, None]
-        return LogprobColumns(
-            rows=self.rows[kept].tobytes(),
-            positions=self.positions[kept].tobytes(),
-            n=pack_int32(counts.tolist()),
-            ids=ids[kept][is_wanted].tobytes(),
-            values=values[kept][is_wanted].tobytes(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class _Step:
     """`LaunchedStep` of a model."""
 
@@ -318,10 +326,13 @@ class _Step:
     """Of `rows.slots` when the step was launched."""
     failed_slots: FailedSlots
     results: HostResults
-    """Tokens of the sampled rows, or more, FAILED where a row has none; then `logprobs`'."""
+    """Tokens of the sampled rows, or more, FAILED where a row has none; then the tensors of
+    `logprobs` and of `scores`."""
     sampled: NDArray[np.int64] | None
     """Which tokens are the sampled rows'; None: all."""
-    logprobs: _Logprobs | None
+    logprobs: Logprobs | None
+    scores: Logprobs | None
+    """Of prompts."""
 
     def is_done(self) -> bool:
         """Return whether the results are on the host."""
@@ -340,11 +351,12 @@ class _Step:
                 generation = generations[rows.slots.index(slot)]
                 self.failed_slots.add(rows.step_id, slot, generation, ErrorCode.NUMERIC)
                 failed[row] = ErrorCode.NUMERIC
-        logprobs = None
+        copies, logprobs, scores = self.results.others, None, None
         if self.logprobs is not None:
-            ids, values = (tensor.numpy() for tensor in self.results.others)
-            logprobs = self.logprobs.columns(ids, values, list(failed))
-        return assemble_output(rows, tokens, failed, logprobs)
+            logprobs = self.logprobs.columns(copies[:2], list(failed))
+        if self.scores is not None:
+            scores = self.scores.columns(copies[-3:], list(failed))
+        return assemble_output(rows, tokens, failed, logprobs, scores)
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

@@ -28,6 +28,8 @@ class StepOutput:
     """[rows whose count is -1] their ErrorCodes."""
     logprobs: LogprobColumns | None = None
     """Entries for rows that asked for them; None if there are none, or on a rank above 0."""
+    prompt_logprobs: LogprobColumns | None = None
+    """The same of prompt tokens that chunks score."""
 
 
 class LaunchedStep(Protocol):
@@ -85,6 +87,7 @@ def assemble_output(
     sampled: Int32Array,
     failed: Mapping[int, ErrorCode],
     logprobs: LogprobColumns | None = None,
+    prompt_logprobs: LogprobColumns | None = None,
 ) -> StepOutput:
     """Put what a back end computed into plan row order.
 
@@ -96,7 +99,11 @@ def assemble_output(
     counts[sampled_rows] = 1
     if not failed and not rows.failures:
         return StepOutput(
-            tokens=sampled, counts=counts, failures=int32_view(b""), logprobs=logprobs
+            tokens=sampled,
+            counts=counts,
+            failures=int32_view(b""),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
     codes = {**failed, **rows.failures}
     counts[list(codes)] = -1
@@ -105,6 +112,7 @@ def assemble_output(
         counts=counts,
         failures=np.array([codes[row] for row in sorted(codes)], dtype=np.int32),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

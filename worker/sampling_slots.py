@@ -15,6 +15,7 @@ from torch import Tensor
 
 from protocol.messages import SamplingParams
 from protocol.sampling import Sampling, sampling
+from worker.logit_edits import LogitEdits
 from worker.sampler import SamplingRows
 from worker.step_rows import Int32Array
 from worker.upload import upload
@@ -28,6 +29,16 @@ class _Kind(enum.IntEnum):
     GREEDY = 0
     UNFILTERED = 1
     FILTERED = 2
+
+
+class Variant(enum.IntEnum):
+    """What drawing the tokens of a step takes. Each variant can do what those before it can."""
+
+    PLAIN = 0
+    FILTERED = 1
+    """Some row has top-k, top-p or min-p."""
+    EDITED = 2
+    """Some row's logits are edited (`worker.logit_edits`)."""
 
 
 class SamplingSlots:
@@ -48,13 +59,20 @@ class SamplingSlots:
         """[slots] float32; 0 keeps all."""
         self.seeds = torch.zeros(slots, dtype=torch.int64, device=device)
         """[slots] int64, any pattern of bits."""
+        self.edits = LogitEdits(slots, vocab_size, device)
+        """What else is done to logits before a draw."""
         self._kinds: NDArray[np.int8] = np.zeros(slots, dtype=np.int8)
         self._host_top_k: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
         self.num_logprobs: Int32Array = np.full(slots, NO_LOGPROBS, dtype=np.int32)
         """[slots] alternatives a slot wants reported; NO_LOGPROBS: none, nor its own token's."""
+        self.num_prompt_logprobs: Int32Array = np.full(slots, NO_LOGPROBS, dtype=np.int32)
+        """[slots] the same of prompt tokens."""
 
     def join(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> None:
-        """Take the parameters of the sequences that have joined slots, at least one."""
+        """Take the parameters of the sequences that have joined slots, at least one.
+
+        What edits of logits these ask for, `edits` is to be told, with the sequences' tokens.
+        """
         index = np.array(slots, dtype=np.int64)
         integers = np.zeros((2, len(slots)), dtype=np.int64)
         floats = np.zeros((3, len(slots)), dtype=np.float32)
@@ -64,6 +82,8 @@ class SamplingSlots:
             self._kinds[slot] = kind
             self._host_top_k[slot] = 0 if top_k == self._vocab_size else top_k
             self.num_logprobs[slot] = NO_LOGPROBS if given.logprobs is None else given.logprobs
+            scores = given.prompt_logprobs
+            self.num_prompt_logprobs[slot] = NO_LOGPROBS if scores is None else scores
             if kind is _Kind.GREEDY:
                 integers[:, column] = top_k, 0
                 floats[:, column] = 0.0, 1.0, 0.0
@@ -102,9 +122,15 @@ class SamplingSlots:
             max_top_k=int(self._host_top_k[slots[filtered]].max(initial=0)),
         )
 
-    def any_filtered(self, slots: Int32Array) -> bool:
-        """Return whether any of these slots samples behind filters."""
-        return bool((self._kinds[slots] == _Kind.FILTERED).any())
+    def variant(self, slots: Int32Array, indices: Int32Array | None = None) -> Variant:
+        """Return what drawing for rows of these slots takes.
+
+        `indices`, where their tokens will stand, tell when the edits of a row are over.
+        """
+        if self.edits.in_force(slots, indices):
+            return Variant.EDITED
+        has_filters = (self._kinds[slots] == _Kind.FILTERED).any()
+        return Variant.FILTERED if has_filters else Variant.PLAIN
 
     def _kind(self, chosen: Sampling) -> tuple[_Kind, int]:
         """Return how a sequence samples, and its top-k, the vocabulary's size if it has none."""

@@ -8,8 +8,9 @@ this rank with what it wins by.
 
 Equal values go to the lowest rank, hence to the lowest id. A row with top-k, top-p or min-p needs
 to know the whole distribution: its logits are gathered, and rank 0 alone decides, so that a sum
-done in another order cannot make ranks disagree. Every rank computes the result from the same
-exchanged numbers, so tokens and failed rows are the same everywhere.
+done in another order cannot make ranks disagree. The same goes for a row whose logits are edited.
+Every rank computes the result from the same exchanged numbers, so tokens and failed rows are the
+same everywhere.
 """
 
 import torch
@@ -53,6 +54,15 @@ class ShardedSampler:
             if is_judge:
                 ids[rows.filtered] = sample_filtered(whole, rows)
         return largest_candidate(self._group.all_gather(torch.stack((best, values, ids.float()))))
+
+    def sample_whole(self, logits: Tensor, rows: SamplingRows) -> Samples:
+        """Choose a token for each row of logits that every rank has whole. [rows, vocab] float32"""
+        samples = sample(logits, rows)
+        if self._group.size == 1:
+            return samples
+        own = torch.stack((samples.tokens.float(), samples.failed.float()))
+        tokens, failed = self._group.all_gather(own)[0]
+        return Samples(tokens.long(), failed > 0)
 
     def whole_logits(self, logits: Tensor) -> Tensor:
         """Return all ranks' logits of some rows side by side. [n, width] -> [n, vocab]"""

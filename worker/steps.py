@@ -83,6 +83,7 @@ class Steps:
             counts=output.counts.tobytes(),
             failures=output.failures.tobytes(),
             logprobs=output.logprobs,
+            prompt_logprobs=output.prompt_logprobs,
         )
 
     def _repeated(self, step_id: int) -> StepResult | None:

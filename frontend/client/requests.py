@@ -228,7 +228,13 @@ def _explain_params(name: str, params: SamplingParams) -> RequestError:
             msgspec.convert(value, spec.type)
         except msgspec.ValidationError as error:
             return _invalid(f"{spec.name} of {name}", _why(value, error), param=spec.name)
-    return _invalid(f"stop of {name}", "holds half a surrogate pair", param="stop")
+    # What has the right types holds text that is none.
+    word = "stop" if _is_broken(params.stop) else "bad_words"
+    return _invalid(f"{word} of {name}", "holds half a surrogate pair", param=word)
+
+
+def _is_broken(texts: list[str]) -> bool:
+    return any("\ud800" <= character <= "\udfff" for text in texts for character in text)
 
 
 def _invalid(name: str, what: str, *, param: str | None = None) -> RequestError:

@@ -7,7 +7,14 @@ from typing import TypeAlias
 from frontend.client.requests import Prompt
 from protocol.columns import unpack_float32, unpack_int32
 from protocol.errors import EngineError, RequestError
-from protocol.messages import CacheReset, FinishReason, LogprobColumns, Output, Usage
+from protocol.messages import (
+    CacheReset,
+    FinishReason,
+    LogprobColumns,
+    Output,
+    SamplingParams,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +32,14 @@ class Delta:
     token_ids: list[int]
     logprobs: list[dict[int, float]] | None = None
     """For each token: its own id and the most likely others, each with its log-probability."""
+    prompt_logprobs: list[dict[int, float] | None] | None = None
+    """The same of the prompt's tokens, with the first delta; None for the first of them."""
     finish_reason: FinishReason | None = None
     """Set in the sample's last delta."""
     usage: Usage | None = None
     """Tokens of the prompt and of this sample, with its last delta."""
+    params: SamplingParams | None = None
+    """The parameters that were in effect, the sample's seed among them; likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +72,12 @@ class GeneratedSample:
     token_ids: list[int]
     logprobs: list[dict[int, float]] | None
     """For each token: its own id and the most likely others, each with its log-probability."""
+    prompt_logprobs: list[dict[int, float] | None] | None
+    """The same of the prompt's tokens; None for the first of them."""
     finish_reason: FinishReason | None
     """None if it is not finished: its request failed, or is still running."""
+    params: SamplingParams | None = None
+    """The parameters that were in effect, its seed among them; None likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +116,10 @@ class _SampleParts:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    params: SamplingParams | None = None
 
 
 class GenerationBuilder:
@@ -120,8 +137,10 @@ class GenerationBuilder:
         parts.token_ids += delta.token_ids
         if delta.logprobs is not None:
             parts.logprobs = (parts.logprobs or []) + delta.logprobs
+        parts.prompt_logprobs = parts.prompt_logprobs or delta.prompt_logprobs
         parts.finish_reason = delta.finish_reason
         parts.usage = delta.usage
+        parts.params = delta.params
 
     def build(self, error: EngineError | None = None) -> Generation:
         """Return what there is so far."""
@@ -134,7 +153,9 @@ class GenerationBuilder:
                     text="".join(parts.text),
                     token_ids=list(parts.token_ids),
                     logprobs=parts.logprobs,
+                    prompt_logprobs=parts.prompt_logprobs,
                     finish_reason=parts.finish_reason,
+                    params=parts.params,
                 )
                 for parts in self._samples
             ],
@@ -152,8 +173,14 @@ def read_output(output: Output) -> Delta:
         text=output.text,
         token_ids=unpack_int32(output.token_ids),
         logprobs=None if output.logprobs is None else _read_logprobs(output.logprobs),
+        prompt_logprobs=(
+            None
+            if output.prompt_logprobs is None
+            else [None, *_read_logprobs(output.prompt_logprobs)]
+        ),
         finish_reason=output.finish_reason,
         usage=output.usage,
+        params=output.params,
     )
 
 

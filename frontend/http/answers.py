@@ -34,7 +34,9 @@ async def answer_whole(
 
     Raises HttpError if one fails, or if time runs out before any has a token.
     """
-    finished = [FinishedChoice(logprobs=[], token_ids=[]) for _ in range(choices.count)]
+    finished = [
+        FinishedChoice(logprobs=[], prompt_logprobs=[], token_ids=[]) for _ in range(choices.count)
+    ]
     left = choices.count
     try:
         with watch_client(receive, choices) as client:
@@ -43,6 +45,7 @@ async def answer_whole(
                     choice = finished[index]
                     choice.text += delta.text
                     choice.logprobs += delta.logprobs
+                    choice.prompt_logprobs += delta.prompt_logprobs
                     choice.token_ids += delta.token_ids
                     if delta.is_last:
                         choice.finish_reason = ended_well(delta)

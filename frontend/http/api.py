@@ -18,7 +18,7 @@ from frontend.generation import DeadlineError, GenerationRequest, deadline_after
 from frontend.http.answers import EventStream, answer_whole
 from frontend.http.body import Fields, read_fields
 from frontend.http.choices import start_choices
-from frontend.http.dialects import ChatDialect, CompletionDialect, Dialect
+from frontend.http.dialects import ChatDialect, CompletionDialect, Dialect, params_reply
 from frontend.http.edge import Edge, error_response
 from frontend.http.errors import HttpError, ending_to_http, invalid, to_http
 from frontend.http.keys import ApiKeys
@@ -116,6 +116,8 @@ class Api:
             self._model,
             self._vocabulary(),
             params.logprobs,
+            num_prompt_top=body.prompt_logprobs,
+            names_ids=body.return_tokens_as_token_ids,
             show_token_ids=body.return_token_ids,
         )
         return await self._answer(request, body, fields, [generation], dialect)
@@ -148,6 +150,9 @@ class Api:
             self._vocabulary(),
             params.logprobs,
             [echo for echo in echoes for _ in range(body.n)],
+            num_prompt_top=body.prompt_logprobs,
+            names_ids=body.return_tokens_as_token_ids,
+            echoes_logprobs=body.echo,
             show_token_ids=body.return_token_ids,
         )
         return await self._answer(request, body, fields, generations, dialect)
@@ -234,6 +239,8 @@ class Api:
         dialect: Dialect,
     ) -> ASGIApp:
         choices = await start_choices(self._engine, generations)
+        if body.return_sampling_params:
+            dialect.sampling_params = params_reply(choices.params)
         headers = _report_ignored(fields.unknown(known_fields(type(body))))
         if body.stream:
             return EventStream(choices, dialect, body.stream_options, headers)

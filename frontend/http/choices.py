@@ -14,7 +14,7 @@ from frontend.deltas import DeltaQueue, SampleDelta
 from frontend.engine_client import EngineClient
 from frontend.generation import GenerationRequest
 from frontend.live_request import LiveRequest
-from protocol.messages import Usage
+from protocol.messages import SamplingParams, Usage
 
 
 class ChoiceDelta(NamedTuple):
@@ -66,6 +66,11 @@ class Choices:
             completion_tokens=sum(usage.completion_tokens for usage in each),
             cached_tokens=sum(usage.cached_tokens for usage in each),
         )
+
+    @property
+    def params(self) -> SamplingParams:
+        """What is in effect for the first choice."""
+        return self._requests[0].samples[0].sequence.params
 
     def close(self) -> None:
         """Abort what has not ended."""

@@ -20,11 +20,14 @@ from frontend.http.replies import (
     CompletionChoice,
     CompletionLogprobs,
     MessageDelta,
+    PromptLogprobs,
     PromptTokensDetails,
+    SamplingParamsReply,
     UsageReply,
 )
 from frontend.vocabulary import Vocabulary
-from protocol.messages import FinishReason, Usage
+from protocol.messages import FinishReason, SamplingParams, Usage
+from protocol.sampling import sampling
 
 FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -39,12 +42,16 @@ class FinishedChoice(msgspec.Struct, kw_only=True):
 
     text: str = ""
     logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
     token_ids: list[int] = []
     finish_reason: FinishReason = FinishReason.STOP
 
 
 class Dialect(Protocol):
     """How one endpoint writes what the engine produces."""
+
+    sampling_params: SamplingParamsReply | UnsetType
+    """To be told with the answer, or with the first event."""
 
     def has_begun(self, index: int) -> bool:
         """Return whether a choice has had its first event."""
@@ -71,15 +78,29 @@ class ChatDialect:
     """/v1/chat/completions. The role comes with a choice's first event."""
 
     def __init__(
-        self, model: str, vocabulary: Vocabulary, num_top: int | None, *, show_token_ids: bool
+        self,
+        model: str,
+        vocabulary: Vocabulary,
+        num_top: int | None,
+        *,
+        num_prompt_top: int | None = None,
+        names_ids: bool = False,
+        show_token_ids: bool,
     ) -> None:
-        """`num_top`: candidates to show for each token. None: no log-probabilities."""
+        """`num_top`: candidates to show for each token. None: no log-probabilities.
+
+        `num_prompt_top`: the same of the prompt's tokens; `names_ids`: tokens are called by id.
+        """
+        self.sampling_params: SamplingParamsReply | UnsetType = UNSET
         self._show_token_ids = show_token_ids
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._begun: set[int] = set()
-        self._writer = None if num_top is None else LogprobWriter(vocabulary, num_top)
+        self._writer = (
+            None if num_top is None else LogprobWriter(vocabulary, num_top, names_ids=names_ids)
+        )
+        self._prompt_writer = _prompt_writer(vocabulary, num_prompt_top)
 
     def has_begun(self, index: int) -> bool:
         """Return whether a choice has had its first event."""
@@ -128,15 +149,19 @@ class ChatDialect:
                 for index, choice in enumerate(choices)
             ],
             usage=usage_reply(usage),
+            prompt_logprobs=_prompt(self._prompt_writer, choices[0]),
+            sampling_params=self.sampling_params,
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None) -> ChatChunk:
+        params, self.sampling_params = self.sampling_params, UNSET
         return ChatChunk(
             id=self._id,
             created=self._created,
             model=self._model,
             choices=choices,
             usage=_optional(usage),
+            sampling_params=params,
         )
 
     def _logprobs(self, entries: list[TokenLogprobs]) -> ChatLogprobs | None:
@@ -153,18 +178,28 @@ class CompletionDialect:
         num_top: int | None,
         echoes: list[str],
         *,
+        num_prompt_top: int | None = None,
+        echoes_logprobs: bool = False,
+        names_ids: bool = False,
         show_token_ids: bool,
     ) -> None:
-        """`num_top` as for chat. `echoes`: what each choice's text begins with."""
+        """`num_top`, `num_prompt_top` and `names_ids` as for chat.
+
+        `echoes`: what each choice's text begins with; `echoes_logprobs`: whether log-probabilities
+        begin with the prompt's.
+        """
+        self.sampling_params: SamplingParamsReply | UnsetType = UNSET
         self._show_token_ids = show_token_ids
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._model = model
         self._echoes = dict(enumerate(echoes))
+        self._echoes_logprobs = echoes_logprobs
+        self._prompt_writer = _prompt_writer(vocabulary, num_prompt_top)
         self._begun: set[int] = set()
         # Each choice has its own: it counts where in the choice's text a token begins.
         self._writers = {
-            index: LogprobWriter(vocabulary, num_top, text_offset=len(echo))
+            index: LogprobWriter(vocabulary, num_top, text_offset=len(echo), names_ids=names_ids)
             for index, echo in enumerate(echoes)
             if num_top is not None
         }
@@ -179,7 +214,7 @@ class CompletionDialect:
         choice = CompletionChoice(
             index=index,
             text=self._echoes.pop(index, "") + delta.text,
-            logprobs=self._logprobs(index, delta.logprobs),
+            logprobs=self._logprobs(index, delta),
             token_ids=delta.token_ids if self._show_token_ids else UNSET,
         )
         return self._completion([choice], _optional(usage))
@@ -199,9 +234,10 @@ class CompletionDialect:
             CompletionChoice(
                 index=index,
                 text=self._echoes[index] + choice.text,
-                logprobs=self._logprobs(index, choice.logprobs),
+                logprobs=self._logprobs(index, choice),
                 finish_reason=FINISH_REASONS[choice.finish_reason],
                 token_ids=choice.token_ids if self._show_token_ids else UNSET,
+                prompt_logprobs=_prompt(self._prompt_writer, choice),
             )
             for index, choice in enumerate(choices)
         ]
@@ -210,12 +246,41 @@ class CompletionDialect:
     def _completion(
         self, choices: list[CompletionChoice], usage: UsageReply | UnsetType
     ) -> Completion:
+        params, self.sampling_params = self.sampling_params, UNSET
         return Completion(
-            id=self._id, created=self._created, model=self._model, choices=choices, usage=usage
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+            sampling_params=params,
         )
 
-    def _logprobs(self, index: int, entries: list[TokenLogprobs]) -> CompletionLogprobs | None:
-        return self._writers[index].completion(entries) if self._writers else None
+    def _logprobs(
+        self, index: int, made: SampleDelta | FinishedChoice
+    ) -> CompletionLogprobs | None:
+        if not self._writers:
+            return None
+        prompt = made.prompt_logprobs if self._echoes_logprobs else []
+        return self._writers[index].completion(made.logprobs, prompt)
+
+
+def params_reply(params: SamplingParams) -> SamplingParamsReply:
+    """Return a sample's parameters, nothing of which is open any more, as clients read them."""
+    chosen = sampling(params)
+    return SamplingParamsReply(
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+        min_p=chosen.min_p,
+        repetition_penalty=chosen.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        seed=params.seed or 0,
+        max_tokens=params.max_tokens or 0,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+    )
 
 
 def usage_reply(usage: Usage) -> UsageReply:
@@ -226,6 +291,14 @@ def usage_reply(usage: Usage) -> UsageReply:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
     )
+
+
+def _prompt_writer(vocabulary: Vocabulary, num_top: int | None) -> LogprobWriter | None:
+    return None if num_top is None else LogprobWriter(vocabulary, num_top)
+
+
+def _prompt(writer: LogprobWriter | None, choice: FinishedChoice) -> PromptLogprobs | UnsetType:
+    return writer.prompt(choice.prompt_logprobs) if writer else UNSET
 
 
 def _optional(usage: Usage | None) -> UsageReply | UnsetType:

@@ -1,6 +1,6 @@
 """Bodies of answers, in OpenAI's words."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -46,10 +46,42 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities before temperature, one entry a token in each list."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """Null for the first token of an echoed prompt, like the next."""
+    top_logprobs: list[dict[str, float] | None]
     """Candidates by their text, the chosen token always among them."""
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate for a token of the prompt."""
+
+    logprob: float
+    rank: int
+    """1: the likeliest."""
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""For each token of the prompt candidates by id, its own among them; null for the first."""
+
+
+class SamplingParamsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters in effect: those given, the model's defaults and the API's."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    """Of the first choice; given with a request it leads to the same choices."""
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: list[int]
+    """The model's end tokens among them, unless ignore_eos."""
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +111,10 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: UsageReply
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Where they are asked for."""
+    sampling_params: SamplingParamsReply | UnsetType = UNSET
+    """Where they are asked for."""
 
 
 class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +144,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageReply | UnsetType = UNSET
+    sampling_params: SamplingParamsReply | UnsetType = UNSET
+    """Where they are asked for; in a stream's first event."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +156,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    """Where they are asked for."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     """Where they are asked for."""
 
 
@@ -130,6 +170,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: UsageReply | UnsetType = UNSET
+    sampling_params: SamplingParamsReply | UnsetType = UNSET
+    """Where they are asked for; in a stream's first event."""
 
 
 class SamplingDefaultsReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +181,7 @@ class SamplingDefaultsReply(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     top_p: float
     min_p: float
+    repetition_penalty: float
     max_tokens: int | None
     """For chats; null: the room left."""
 

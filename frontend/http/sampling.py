@@ -36,7 +36,11 @@ def refuse_unsupported(values: dict[str, Any], kind: type[SamplingFields]) -> No
 
 
 def sampling_params(
-    fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None
+    fields: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Return sampling parameters; their ranges are the engine client's to check.
 
@@ -44,6 +48,8 @@ def sampling_params(
     """
     if fields.best_of not in (None, fields.n):
         raise invalid("best_of", f"is {fields.best_of}; only n itself ({fields.n}) is supported")
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise invalid("prompt_logprobs", "comes with whole answers only: leave out stream")
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options", "needs stream to be true")
     return SamplingParams(
@@ -51,6 +57,12 @@ def sampling_params(
         top_k=fields.top_k,
         top_p=fields.top_p,
         min_p=fields.min_p,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        logit_bias=_logit_bias(fields.logit_bias),
+        allowed_token_ids=fields.allowed_token_ids,
+        bad_words=fields.bad_words,
         seed=fields.seed,
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens,
@@ -59,6 +71,8 @@ def sampling_params(
         stop_token_ids=fields.stop_token_ids,
         ignore_eos=fields.ignore_eos,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
         skip_special_tokens=fields.skip_special_tokens,
         include_stop_str_in_output=fields.include_stop_str_in_output,
     )
@@ -73,14 +87,27 @@ def chat_params(fields: ChatRequest) -> SamplingParams:
         raise invalid("top_logprobs", "needs logprobs to be true")
     logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
     max_tokens = older if newer is None else newer
-    return sampling_params(fields, max_tokens=max_tokens, logprobs=logprobs)
+    return sampling_params(
+        fields,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs,
+    )
 
 
 def completion_params(fields: CompletionRequest) -> SamplingParams:
     """Return the sampling parameters of a completion request. Raises RequestError."""
+    if fields.echo and fields.truncate_prompt_tokens is not None:
+        raise invalid("echo", "excludes truncate_prompt_tokens: the text would be another's")
+    prompt_logprobs = fields.prompt_logprobs
     if fields.echo and fields.logprobs is not None:
-        raise invalid("echo", "with logprobs is not supported: the prompt is not scored")
-    return sampling_params(fields, max_tokens=fields.max_tokens, logprobs=fields.logprobs)
+        prompt_logprobs = max(prompt_logprobs or 0, fields.logprobs)
+    return sampling_params(
+        fields,
+        max_tokens=fields.max_tokens,
+        logprobs=fields.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 def chat_options(fields: ChatRequest) -> TextOptions:
@@ -125,6 +152,18 @@ def cache_domain(key_domain: bytes, salt: str | None) -> bytes:
     if salt is None:
         return key_domain
     return hashlib.sha256(key_domain + b"\0" + salt.encode()).digest()[:16]
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    """Return biases by token id. Raises RequestError for a key that is none or comes twice."""
+    biases: dict[int, float] = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdecimal()) or len(key) > 10:
+            raise invalid("logit_bias", f"has a key {key[:64]!r}; keys are token ids in digits")
+        if int(key) in biases:
+            raise invalid("logit_bias", f"names token {int(key)} twice")
+        biases[int(key)] = bias
+    return biases
 
 
 def _message(message: InputMessage, place: str) -> ChatMessage:

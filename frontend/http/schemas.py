@@ -18,14 +18,8 @@ MAX_SEQUENCES = 64
 """Prompts times samples in one request."""
 
 ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "logit_bias": ({},),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -40,11 +34,8 @@ ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
     "prediction": (),
     "web_search_options": (),
     "suffix": ("",),
-    "prompt_logprobs": (0,),
     "prompt_embeds": (),
-    "truncate_prompt_tokens": (-1,),
     "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
 }
 """Fields that this engine knows and cannot honour, with the values that ask for nothing."""
 
@@ -76,10 +67,19 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the model served; absent: that one."""
     max_tokens: int | None = None
     temperature: float | None = None
-    """Absent, like the next three: the model's default."""
+    """Absent, like the next four: the model's default."""
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    """By token id, in decimal digits."""
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """Candidates to report for each token of the prompt; not of a stream."""
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_SAMPLES)] = 1
     best_of: int | None = None
@@ -92,6 +92,12 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: int | None = None
+    """Keep so many of the prompt's last tokens; -1: as many as max_tokens leave room for."""
+    return_tokens_as_token_ids: bool = False
+    """Call tokens `token_id:N` in log-probabilities, in place of their text."""
+    return_sampling_params: bool = False
+    """Give the parameters in effect beside the choices; in a stream, with its first event."""
     return_token_ids: bool = False
     """Give each choice's output token ids beside its text, the token that ended it included."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None

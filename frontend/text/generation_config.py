@@ -19,7 +19,6 @@ from protocol.messages import SamplingDefaults
 FILE = "generation_config.json"
 
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "repetition_penalty": (1,),
     "encoder_repetition_penalty": (1,),
     "no_repeat_ngram_size": (0,),
     "typical_p": (1,),
@@ -61,6 +60,7 @@ class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     max_new_tokens: int | None = None
 
 
@@ -92,6 +92,7 @@ def _split(sampling: _Sampling) -> tuple[dict[str, float | int], list[str]]:
         "top_k": lambda value: -1 <= value < 2**31,
         "top_p": lambda value: 0 < value <= 1,
         "min_p": lambda value: 0 <= value <= 1,
+        "repetition_penalty": lambda value: 0 < value <= 2,
         "max_new_tokens": lambda value: 1 <= value < 2**31,
     }
     values = msgspec.structs.asdict(sampling)

@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import h11
+import msgspec
 import pytest
 import zmq.asyncio
 
 from protocol.channels import AsyncRouter
-from protocol.columns import pack_float32, pack_int32, pack_int64
+from protocol.columns import pack_float32, pack_int32, pack_int64, unpack_int32
 from protocol.connection import Codec, Connection, Outgoing
 from protocol.messages import (
     Abort,
@@ -147,8 +148,34 @@ class FakeScheduler:
             )
         )
 
+    def scores(self, sequence, first, count):
+        """Send made-up log-probabilities of prompt tokens: the token i has rank 1 + i % 2."""
+        prompt = unpack_int32(sequence.prompt_ids)
+        tops = [
+            [prompt[first + i], *range(200, 200 + sequence.params.prompt_logprobs)]
+            for i in range(count)
+        ]
+        columns = LogprobColumns(
+            rows=bytes(4 * count),
+            positions=pack_int32(range(first, first + count)),
+            n=pack_int32(len(top) for top in tops),
+            ids=pack_int32(token_id for top in tops for token_id in top),
+            values=pack_float32(-0.25 - place for top in tops for place in range(len(top))),
+            ranks=pack_int32(1 + (first + i) % 2 for i in range(count)),
+        )
+        deltas = make_deltas(sequence, [], first=0)
+        self.connection.send(msgspec.structs.replace(deltas, prompt_logprobs=columns))
+
     def say(self, sequence, token_ids):
-        """Send tokens one by one, as many as the sequence may have, then its end."""
+        """Send tokens one by one, as many as the sequence may have, then its end.
+
+        Before, if it wants it, its prompt's log-probabilities in two pieces, which overlap.
+        """
+        if sequence.params.prompt_logprobs is not None:
+            length = len(sequence.prompt_ids) // 4
+            half = length // 2
+            self.scores(sequence, 1, half)
+            self.scores(sequence, half, length - half)
         limit = sequence.params.max_tokens
         stops = set(sequence.params.stop_token_ids)
         for count, token_id in enumerate(token_ids, 1):

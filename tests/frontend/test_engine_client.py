@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from frontend.deltas import DeltaQueue
+from frontend.deltas import DeltaQueue, TokenLogprobs
 from frontend.engine_client import EngineClient
 from frontend.generation import DeadlineError, GenerationRequest
 from frontend.seeds import SeedSource
@@ -306,7 +306,10 @@ def test_logprobs_go_to_their_tokens(bench):
         return await bench.take()
 
     (delta,) = bench(use)
-    assert delta.logprobs == [([5, 6], [-0.5, -1.0]), ([6], [-0.25])]
+    assert delta.logprobs == [
+        TokenLogprobs([5, 6], [-0.5, -1.0], 0),
+        TokenLogprobs([6], [-0.25], 1),
+    ]
 
 
 def test_a_scheduler_that_lacks_everything_is_given_it_again(bench):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.generation import GenerationRequest, check_chat, deadline_after, settle
-from protocol.columns import pack_int32
+from protocol.columns import pack_int32, unpack_int32
 from protocol.connection import Codec
 from protocol.errors import ErrorCode, RequestError
 from protocol.messages import (
@@ -59,8 +59,10 @@ def test_max_tokens(asked, default, max_tokens):
 
 def test_what_a_request_leaves_open_the_models_defaults_settle():
     defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, max_tokens=7)
+    defaults = msgspec.structs.replace(defaults, repetition_penalty=1.2)
     (one,) = settled(defaults=defaults).sample_params
     assert (one.temperature, one.top_k, one.top_p, one.min_p) == (0.6, 20, 0.95, 0.1)
+    assert one.repetition_penalty == 1.2
     assert one.max_tokens == 7
     (other,) = settled(
         defaults=defaults, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=9
@@ -155,6 +157,12 @@ anything = st.integers() | st.integers(-3, 70) | st.integers(2**31 - 2, 2**31 + 
     stop=st.lists(st.text(max_size=3) | st.text(min_size=200, max_size=300), max_size=6),
     stop_token_ids=st.lists(anything, max_size=4),
     logprobs=st.none() | st.integers(-2, 25),
+    presence_penalty=st.just(0.0) | st.floats(),
+    frequency_penalty=st.just(0.0) | st.floats(-2, 2),
+    repetition_penalty=st.none() | st.floats() | st.floats(0, 2),
+    logit_bias=st.just({}) | st.dictionaries(anything, st.floats(-101, 101), max_size=3),
+    allowed_token_ids=st.none() | st.lists(anything, max_size=3),
+    bad_word_ids=st.just([]) | st.lists(st.lists(anything, max_size=34), max_size=3),
     prompt=st.lists(st.integers(-1, 51), max_size=70),
 )
 def test_what_is_accepted_is_legal_on_the_wire(prompt, **fields):
@@ -193,3 +201,35 @@ def test_a_time_limit_that_is_none_is_refused(seconds):
 def test_a_deadline_counts_from_the_receipt():
     assert deadline_after(5.0, None) is None
     assert deadline_after(5.0, 0.25) == 5.25
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked", "default", "length"),
+    [
+        (None, 4, None, 40),
+        (7, 4, None, 7),
+        (50, 4, None, 40),
+        (-1, 30, None, 34),
+        (-1, 4, None, 40),
+        (-1, None, 30, 34),
+    ],
+)
+def test_a_prompt_keeps_its_end(kept, asked, default, length):
+    prompt = pack_int32(range(40))
+    prepared = settled(
+        prompt=prompt, default=default, max_tokens=asked, truncate_prompt_tokens=kept
+    )
+    assert unpack_int32(prepared.prompt_ids) == list(range(40 - length, 40))
+    assert prepared.sample_params[0].truncate_prompt_tokens is None
+
+
+def test_a_prompt_longer_than_the_context_can_be_cut_to_it():
+    prompt = pack_int32(i % 50 for i in range(500))
+    kept = settled(prompt=prompt, truncate_prompt_tokens=-1, max_tokens=None)
+    assert (len(kept.prompt_ids) // 4, kept.sample_params[0].max_tokens) == (63, 1)
+    by_model = settled(
+        prompt=prompt, truncate_prompt_tokens=-1, defaults=SamplingDefaults(max_tokens=20)
+    )
+    assert (len(by_model.prompt_ids) // 4, by_model.sample_params[0].max_tokens) == (44, 20)
+    with pytest.raises(RequestError, match="has 64 tokens"):
+        settled(prompt=prompt, truncate_prompt_tokens=64)

@@ -171,3 +171,27 @@ def test_repeated_and_overlapping_rows_change_nothing(ids, pieces, stop):
         ]
         noisy.append(row)
     assert run(noisy + last) == run(plain + last)
+
+
+def scored(*positions):
+    return [TokenLogprobs([position], [-1.0], position, 1) for position in positions]
+
+
+def test_a_prompts_log_probabilities_come_with_the_first_output():
+    sample = make_sample(prompt_logprobs=0)
+    sample.learn_prompt_logprobs(scored(1, 2))
+    assert sample.resumed().params.prompt_logprobs == 0
+    # A scheduler that starts again sends them again.
+    sample.learn_prompt_logprobs(scored(1, 2, 3))
+    assert sample.accept(0, [], [], 0) is None
+    first = sample.accept(0, [0], [], 0).delta
+    assert first.prompt_logprobs == [TokenLogprobs([9], []), *scored(1, 2, 3)]
+    assert sample.accept(1, [1], [], 0).delta.prompt_logprobs == []
+    assert sample.resumed().params.prompt_logprobs is None
+
+
+def test_a_gap_in_a_prompts_log_probabilities_is_an_error():
+    sample = make_sample(prompt_logprobs=0)
+    sample.learn_prompt_logprobs(scored(1))
+    with pytest.raises(ProtocolError, match="of prompt token 3 came after those of 2 tokens"):
+        sample.learn_prompt_logprobs(scored(3))

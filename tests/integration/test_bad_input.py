@@ -266,7 +266,7 @@ USER = [{"role": "user", "content": "Hi"}]
         (COMPLETIONS, {"prompt": [5], "top_p": 0}, 400, "top_p"),
         (COMPLETIONS, {"prompt": [5], "n": 0}, 400, "n"),
         (COMPLETIONS, {"prompt": [5], "stop": ["a"] * 5}, 400, "stop"),
-        (COMPLETIONS, {"prompt": [5], "logit_bias": {"5": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": [5], "logit_bias": {"x": 1}}, 400, "logit_bias"),
         (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, 400, "tools"),
         (
             CHAT,

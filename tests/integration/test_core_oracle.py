@@ -11,6 +11,7 @@ from collections import deque
 import msgspec
 import pytest
 
+from frontend.deltas import logprobs_by_row
 from protocol.columns import pack_int32, unpack_int32, unpack_int64
 from protocol.connection import Codec, Outgoing
 from protocol.messages import (
@@ -67,6 +68,8 @@ class Mix:
         # By request and sample.
         self.asked: dict[tuple[int, int], tuple[list[int], SamplingParams]] = {}
         self.outputs: dict[tuple[int, int], list[int]] = {}
+        # Prompt tokens as their log-probabilities have them.
+        self.scored: dict[tuple[int, int], list[int]] = {}
         self.reasons: dict[tuple[int, int], int] = {}
         self.aborted: set[tuple[int, int]] = set()
         self.num_requests = 0
@@ -87,11 +90,13 @@ class Mix:
             seed=self.rng.getrandbits(60),
             max_tokens=self.rng.randint(1, 40),
             stop_token_ids=self._tokens(self.rng.choice([0, 0, 20])),
+            prompt_logprobs=1 if self.num_requests % 4 == 3 else None,
         )
         for sample in range(self.rng.choice([1, 1, 1, 3])):
             own = msgspec.structs.replace(params, seed=params.seed + sample)
             self.asked[self.num_requests, sample] = (prompt, own)
             self.outputs[self.num_requests, sample] = []
+            self.scored[self.num_requests, sample] = []
             message = AddSequence(
                 request_id=self.num_requests,
                 sample=sample,
@@ -127,15 +132,23 @@ class Mix:
 
     def take(self, deltas):
         tokens = iter(unpack_int32(deltas.token_ids))
-        for *key, first, count, reason in zip(
-            unpack_int64(deltas.requests),
-            unpack_int32(deltas.samples),
-            unpack_int32(deltas.first_index),
-            unpack_int32(deltas.counts),
-            unpack_int32(deltas.reasons),
-            strict=True,
-        ):
+        scores = logprobs_by_row(deltas.prompt_logprobs)
+        rows = enumerate(
+            zip(
+                unpack_int64(deltas.requests),
+                unpack_int32(deltas.samples),
+                unpack_int32(deltas.first_index),
+                unpack_int32(deltas.counts),
+                unpack_int32(deltas.reasons),
+                strict=True,
+            )
+        )
+        for row, (*key, first, count, reason) in rows:
             sequence = tuple(key)
+            for entry in scores.get(row, []):
+                assert not self.outputs[sequence], "a prompt is scored before its first token"
+                self.scored[sequence].append(entry.ids[0])
+                assert entry.position == len(self.scored[sequence]), "a gap or a repetition"
             assert sequence not in self.aborted, "a delta after the abort was acknowledged"
             assert sequence not in self.reasons, "a delta after the terminal reason"
             assert first == len(self.outputs[sequence]), "a gap or a repetition"
@@ -178,6 +191,9 @@ class Mix:
             else:
                 assert self.outputs[sequence] == output
                 assert self.reasons[sequence] == reason
+                prompt, params = self.asked[sequence]
+                wanted = [] if params.prompt_logprobs is None else prompt[1:]
+                assert self.scored[sequence] == wanted
         self.scheduler.check_invariants()
         assert self.scheduler.num_free_blocks == self.facts.num_blocks
 

@@ -157,3 +157,44 @@ def test_a_seed_decides_the_sample_whatever_else_runs(real_engine):
     assert crowded == alone
     other_seed = real_engine.complete(**{**body, "seed": 12})["choices"][0]["text"]
     assert other_seed != alone
+
+
+@pytest.mark.slow
+def test_greedy_tokens_are_the_likeliest_when_they_are_scored_as_a_prompt(real_engine):
+    """As loglikelihood tasks ask for it: whatever is cached."""
+    prompt = [504, 3575, 282, 4649, 314, 260, 2838, 1194]
+    tokens, _ = complete(real_engine, prompt, max_tokens=12)
+    body = {"prompt": prompt + tokens, "max_tokens": 1, "temperature": 0, "logprobs": 1}
+    for _ in range(2):
+        answer = real_engine.complete(**body, echo=True)
+        logprobs = answer["choices"][0]["logprobs"]
+        assert len(logprobs["tokens"]) == len(prompt + tokens) + 1
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        best = [max(top.values()) for top in logprobs["top_logprobs"][1:]]
+        assert best[len(prompt) - 1 :] == logprobs["token_logprobs"][len(prompt) :]
+        assert any(
+            one < other for one, other in zip(logprobs["token_logprobs"][1:], best, strict=True)
+        )
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    # What it has computed, others find.
+    _, usage = complete(real_engine, prompt + tokens, max_tokens=1)
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 16
+
+
+@pytest.mark.slow
+def test_what_may_not_be_output_is_not(real_engine):
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"messages": question, "temperature": 0, "max_tokens": 9}
+
+    def answer(**fields):
+        choice = real_engine.post("/v1/chat/completions", {**body, **fields})["choices"][0]
+        return choice["message"]["content"], choice["finish_reason"]
+
+    text, reason = answer()
+    assert "Paris" in text
+    assert reason == "stop"
+    assert "Paris" not in answer(bad_words=["Paris"])[0]
+    assert answer(min_tokens=9)[1] == "length"
+    (paris,) = real_engine.post("/tokenize", {"prompt": " Paris"})["tokens"]
+    assert "Paris" not in answer(logit_bias={str(paris): -100})[0]
+    assert answer(allowed_token_ids=[paris], max_tokens=3)[0] == " Paris" * 3

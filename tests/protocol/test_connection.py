@@ -154,7 +154,7 @@ def test_the_first_message_is_hello():
 def test_another_protocol_version_is_refused_with_both():
     receiver = Connection(lambda _: None, Codec(FrontendToScheduler))
     hello = msgspec.structs.replace(HELLO, protocol_version=99)
-    with pytest.raises(ProtocolError, match="frontend speaks protocol version 99, this process 3"):
+    with pytest.raises(ProtocolError, match="frontend speaks protocol version 99, this process 4"):
         receiver.receive(msgspec.msgpack.encode(hello))
 
 

@@ -9,7 +9,10 @@ from protocol.columns import pack_float32, pack_int32, pack_int64
 from protocol.errors import ErrorCode
 
 PARAMS = m.SamplingParams(temperature=0.0, seed=7, max_tokens=3, stop_token_ids=[2])
-PARAMS_LIST = [0.0, None, None, None, 7, 3, 0, 1, [], [2], False, None, True, False, None]
+PARAMS_LIST = [
+    *(0.0, None, None, None, 0.0, 0.0, None, {}, None, [], []),
+    *(7, 3, 0, 1, [], [2], False, None, None, None, True, False, None),
+]
 OPTIONS = m.TextOptions(template="rag", add_generation_prompt=False, variables='{"a":1}')
 OPTIONS_LIST = [True, "rag", False, False, '{"a":1}']
 FACTS = m.EngineFacts(
@@ -32,7 +35,7 @@ CACHE_LIST = [40, 10, 0, 0, 0, 0, 5, 0, 3, 0, 0, 0]
 GOLDEN: list[tuple[m.Message, list[object]]] = [
     (
         m.Hello(role=m.Role.WORKER, identity=b"w0", epoch=3, fingerprint="ab", facts=FACTS),
-        ["Hello", 3, 3, b"w0", 3, "ab", FACTS_LIST],
+        ["Hello", 4, 3, b"w0", 3, "ab", FACTS_LIST],
     ),
     (
         m.Ping(
@@ -82,7 +85,7 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             finish_reason=m.FinishReason.STOP,
             usage=m.Usage(prompt_tokens=4, completion_tokens=3, cached_tokens=0),
         ),
-        ["Output", 1, 1, 5, 0, 2, "é", b"\x08\0\0\0", None, 1, [4, 3, 0], None],
+        ["Output", 1, 1, 5, 0, 2, "é", b"\x08\0\0\0", None, None, 1, [4, 3, 0], None, None],
     ),
     (m.Status(epoch=1, seq=1), ["Status", 1, 1]),
     (
@@ -95,7 +98,7 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
             live_requests=1,
             waiting_requests=2,
         ),
-        ["StatusReply", 1, 1, "m", True, None, 1, 2, None, [1.0, 0, 1.0, 0.0, None]],
+        ["StatusReply", 1, 1, "m", True, None, 1, 2, None, [1.0, 0, 1.0, 0.0, 1.0, None]],
     ),
     (m.Abort(epoch=1, seq=1, request_id=5), ["Abort", 1, 1, 5, -1]),
     (
@@ -149,8 +152,8 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
         [
             *("TokenDeltas", 1, 1, b"\x05" + b"\0" * 7, b"\0" * 4, b"\x02\0\0\0", b"\x01\0\0\0"),
             b"\x02\x01\0\0",
-            [b"\0" * 4, b"\x02\0\0\0", b"\x01\0\0\0", b"\x02\x01\0\0", b"\0\0\0\xbf"],
-            *(b"\0" * 4, b"i\0\0\0"),
+            [b"\0" * 4, b"\x02\0\0\0", b"\x01\0\0\0", b"\x02\x01\0\0", b"\0\0\0\xbf", b""],
+            *(None, b"\0" * 4, b"i\0\0\0"),
         ],
     ),
     (
@@ -201,7 +204,7 @@ GOLDEN: list[tuple[m.Message, list[object]]] = [
         ),
         [
             *("StepResult", 1, 4, 4, 2**32 - 1, b"\x08\0\0\0"),
-            *(b"\x01\0\0\0\xff\xff\xff\xff", b"i\0\0\0", None),
+            *(b"\x01\0\0\0\xff\xff\xff\xff", b"i\0\0\0", None, None),
         ],
     ),
     (m.Ready(detail="ipc://x"), ["Ready", "ipc://x"]),

@@ -61,12 +61,37 @@ def test_the_models_context_limits_too():
         ("n", 0),
         ("n", 65),
         ("logprobs", 21),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
         ("stop", [""]),
         ("stop", ["x"] * 5),
         ("stop", ["é" * 129]),
         ("stop_token_ids", [50]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [1] * 65),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 2.1),
+        ("repetition_penalty", float("nan")),
+        ("logit_bias", {50: 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", {1: float("nan")}),
+        ("logit_bias", dict.fromkeys(range(301), 0.0)),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [50]),
+        ("allowed_token_ids", [1] * 1025),
+        ("bad_words", [" "]),
+        ("bad_words", ["é" * 129]),
+        ("bad_words", ["x"] * 65),
+        ("bad_word_ids", [[]]),
+        ("bad_word_ids", [[50]]),
+        ("bad_word_ids", [[1] * 33]),
+        ("bad_word_ids", [[1]] * 129),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field, value):
@@ -96,3 +121,46 @@ def test_the_scheduler_takes_only_resolved_parameters(params):
 
 def test_resolved_parameters_pass():
     validate_sequence(pack_int32([1]), SamplingParams(seed=-5, max_tokens=1), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        (SamplingParams(allowed_token_ids=[1, 2], bad_word_ids=[[1], [3, 2]]), "allowed_token_ids"),
+        (
+            SamplingParams(allowed_token_ids=[1], stop_token_ids=[1], min_tokens=1),
+            "allowed_token_ids",
+        ),
+        (SamplingParams(bad_word_ids=[[i] for i in range(50)]), "bad_words"),
+        (SamplingParams(stop_token_ids=list(range(50)), min_tokens=1), "min_tokens"),
+    ],
+)
+def test_what_leaves_no_token_is_refused(params, name):
+    with pytest.raises(RequestError, match="leaves no token that may be drawn") as refusal:
+        validate_params(params, FACTS)
+    assert refusal.value.param == name
+
+
+def test_one_token_left_is_enough():
+    validate_params(SamplingParams(allowed_token_ids=[1, 2], bad_word_ids=[[1], [2, 1]]), FACTS)
+    validate_params(SamplingParams(allowed_token_ids=[1], stop_token_ids=[1]), FACTS)
+    validate_params(SamplingParams(stop_token_ids=list(range(49)), min_tokens=1), FACTS)
+
+
+@pytest.mark.parametrize("given", [{"bad_words": ["x"]}, {"truncate_prompt_tokens": -1}])
+def test_what_the_frontend_does_is_done_for_the_scheduler(given):
+    params = SamplingParams(seed=1, max_tokens=1, **given)
+    with pytest.raises(RequestError, match="params are not resolved"):
+        validate_sequence(pack_int32([1]), params, FACTS)
+
+
+def test_a_prompt_is_scored_as_far_as_an_answer_can_hold_it():
+    facts = msgspec.structs.replace(FACTS, max_model_len=1 << 20, num_blocks=1 << 18)
+    params = SamplingParams(seed=1, max_tokens=1, prompt_logprobs=3)
+    validate_sequence(pack_int32([1] * (1 << 16)), params, facts)
+    with pytest.raises(
+        RequestError,
+        match=r"^prompt_logprobs ask for 262148 values: 4 for each of the prompt's 65537 tokens; "
+        r"at most 262144 are possible\.$",
+    ):
+        validate_sequence(pack_int32([1] * ((1 << 16) + 1)), params, facts)

@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
+import msgspec
 import pytest
 
 from protocol.columns import pack_float32, pack_int32
 from protocol.errors import ErrorCode, ProtocolError
-from protocol.messages import LogprobColumns, StepResult
-from scheduler.planned_step import Chunk, Failure, PlannedStep
+from protocol.messages import LogprobColumns, SamplingParams, StepResult
+from scheduler.planned_step import JOIN_BYTES, Chunk, Failure, PlannedStep, join_bytes
 from scheduler.slot_table import SlotTable
 from tests.scheduler.simulation import make_sequence
 
@@ -108,3 +111,46 @@ def test_logprobs_of_the_steps_rows(step):
 def test_logprobs_that_do_not_fit(step, rows, widths, num_ids):
     with pytest.raises(ProtocolError, match="name a row that is not below 4, or their widths"):
         step.check_logprobs(logprobs(rows, widths, num_ids))
+
+
+def test_a_joins_lists_of_token_ids_count():
+    ids = list(range(2**31 - 301, 2**31 - 1))
+    params = SamplingParams(
+        logit_bias=dict.fromkeys(ids, 0.1),
+        allowed_token_ids=ids * 3,
+        bad_word_ids=[ids[:32]] * 99,
+    )
+    sequence = SimpleNamespace(params=params, tokens=[1, 2, 3], block_table=[4])
+    encoded = len(msgspec.msgpack.encode(params))
+    assert encoded <= join_bytes(sequence) - 16 <= encoded + JOIN_BYTES
+    sequence.params = SamplingParams()
+    assert join_bytes(sequence) == JOIN_BYTES + 16
+
+
+@pytest.mark.parametrize(
+    ("rows", "positions", "is_right"),
+    [
+        ([2, 2], [1, 2], True),
+        ([2, 3, 2], [1, 2, 2], True),
+        ([], [], True),
+        ([2], [2], False),
+        ([2, 2], [1, 3], False),
+        ([2, 2], [1, 1], False),
+        ([1], [1], False),
+        ([4], [1], False),
+        ([2, 2, 2], [1, 2, 3], False),
+    ],
+)
+def test_log_probabilities_of_other_prompt_tokens_are_refused(step, rows, positions, is_right):
+    columns = LogprobColumns(
+        rows=pack_int32(rows),
+        positions=pack_int32(positions),
+        n=pack_int32([1] * len(rows)),
+        ids=pack_int32([7] * len(rows)),
+        values=pack_float32([-1.0] * len(rows)),
+    )
+    if is_right:
+        step.check_prompt_logprobs(columns)
+    else:
+        with pytest.raises(ProtocolError, match="log-probabilities of step"):
+            step.check_prompt_logprobs(columns)

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from protocol.columns import unpack_int32, unpack_rows
@@ -10,7 +11,7 @@ from protocol.messages import (
     SamplingParams,
     StepPlan,
 )
-from scheduler import planner, running
+from scheduler import planned_step, planner, running
 from scheduler.policy import UNMEASURED_TOKENS, LatencyPolicy, ThroughputPolicy
 from scheduler.step_cost import ENOUGH, StepCost, StepWork, chunk_pairs
 from tests.scheduler.simulation import add_message, simulate
@@ -273,7 +274,7 @@ def test_the_largest_plan_fits_its_frame():
             block_table=bytes(4 * num_blocks),
         )
 
-    shortest = planner.MAX_JOIN_BYTES // (running.JOIN_BYTES + 8)
+    shortest = planner.MAX_JOIN_BYTES // (planned_step.JOIN_BYTES + 8)
     plan = StepPlan(
         step_id=2**40,
         leaves=bytes(4 * 65_536),
@@ -295,3 +296,16 @@ def test_step_ids_count_by_one_from_one(max_in_flight):
         simulation.run()
     assert [plan.step_id for plan in simulation.plans] == list(range(1, len(simulation.plans) + 1))
     assert simulation.scheduler.last_step_id == len(simulation.plans)
+
+
+def test_a_step_scores_as_many_prompt_tokens_as_its_result_can_hold(monkeypatch):
+    monkeypatch.setattr(planner, "MAX_SCORED_TOKENS", 10)
+    simulation = simulate(max_in_flight=1)
+    for request_id, scores in enumerate((0, None, 0)):
+        message = add_message(request_id, prompt(request_id, 16), max_tokens=1)
+        params = msgspec.structs.replace(message.params, prompt_logprobs=scores)
+        simulation.add(msgspec.structs.replace(message, params=params))
+    # The others do not wait for it; a join has a token at least.
+    plan = simulation.plan()
+    assert chunks_of(plan) == [(0, 0, 10, 0), (1, 0, 16, 1), (2, 0, 1, 0)]
+    assert [join.params.prompt_logprobs for join in plan.joins] == [0, None, 0]

@@ -1,3 +1,4 @@
+from protocol.messages import SamplingParams
 from scheduler.block_manager import BlockManager
 from scheduler.policy import WORTH_WAITING_TOKENS
 from scheduler.prefix_finder import Prefix, PrefixFinder
@@ -114,3 +115,17 @@ def test_nobody_waits_for_what_is_back_from_before_a_reset():
     finds.leave(old)
     finds.leave(new)
     assert finds.find(late) == Prefix([], 0)
+
+
+def test_a_prompt_that_is_to_be_scored_is_computed_whole():
+    blocks, finds = finder()
+    first, scored = make_sequence(0, 12), make_sequence(1, 13)
+    computed(blocks, first)
+    finds.enter(make_sequence(2, 13, sample=1))
+    scored.params = SamplingParams(prompt_logprobs=0)
+    assert finds.find(scored) == Prefix([], 0)
+    scored.num_swapped, scored.host_blocks = 6, [0, 1]
+    assert finds.find(scored) == Prefix([], 6)
+    scored.num_swapped, scored.host_blocks = 0, []
+    scored.num_scored = 13
+    assert finds.find(scored) == Prefix(first.block_table, 12)

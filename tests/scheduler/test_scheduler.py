@@ -168,7 +168,8 @@ def test_a_stop_token_is_part_of_the_output():
 def test_a_stop_token_does_not_count_before_min_tokens():
     output = output_of(PROMPT)
     simulation = simulate()
-    every = tuple(range(VOCAB_SIZE))[:64]
+    # Ranks would not draw them, but those simulated do.
+    every = tuple(sorted({*output[:4]}))
     simulation.add(add_message(0, PROMPT, max_tokens=9, stop_token_ids=every, min_tokens=4))
     simulation.run()
     assert simulation.received(0).tokens == output[:4]

@@ -7,6 +7,7 @@ import pytest
 
 from worker.chunk_graphs import CAPTURED_AT, ChunkGraphs
 from worker.chunk_inputs import no_rows
+from worker.sampling_slots import Variant
 from worker.step_rows import Chunk, StepRows
 
 
@@ -37,6 +38,11 @@ def rows_of(num_decode: int, counts: list[int]) -> StepRows:
 )
 def test_sizes_are_captured_when_they_come_up_often(num_decode: int, counts: list[int], graph):
     graphs, rows = chunk_graphs(), rows_of(num_decode, counts)
-    chosen = [graphs.choose(rows, has_filters=False) for _ in range(CAPTURED_AT)]
+    chosen = [graphs.choose(rows, Variant.PLAIN) for _ in range(CAPTURED_AT)]
     assert chosen[:-1] == [None] * (CAPTURED_AT - 1)
-    assert chosen[-1] == (None if graph is None else (*graph, False))
+    assert chosen[-1] == (None if graph is None else (*graph, Variant.PLAIN))
+
+
+def test_edited_logits_have_no_graphs_with_chunks():
+    graphs, rows = chunk_graphs(), rows_of(3, [13])
+    assert [graphs.choose(rows, Variant.EDITED) for _ in range(9)] == [None] * 9

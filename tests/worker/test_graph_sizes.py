@@ -27,5 +27,5 @@ def test_sequences_of_chunks():
 
 
 def test_number_of_graphs():
-    assert max_num_graphs(1) == 2 * (1 + len(CHUNK_TOKENS))
-    assert max_num_graphs(256) == 2 * (23 + 3 * len(CHUNK_TOKENS))
+    assert max_num_graphs(1) == 3 + 2 * len(CHUNK_TOKENS)
+    assert max_num_graphs(256) == 3 * 23 + 2 * 3 * len(CHUNK_TOKENS)

@@ -68,7 +68,7 @@ def test_table():
 
 def test_graph_reserve():
     assert graph_reserve(0, 256, 1000) == 0
-    assert graph_reserve(3, 256, 1000) == GRAPH_POOL_BYTES + 3 * GRAPH_BYTES + 256 * 1000 * 4
+    assert graph_reserve(3, 256, 1000) == GRAPH_POOL_BYTES + 3 * GRAPH_BYTES + 2 * 256 * 1000 * 4
 
 
 @pytest.mark.parametrize("save", [save_llama, save_qwen3])

@@ -4,13 +4,16 @@ import math
 from functools import partial
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
 from protocol.columns import unpack_float32, unpack_int32
 from protocol.errors import ErrorCode, ProcessError
 from protocol.messages import EngineFacts, SamplingParams
-from tests.worker.plan_builder import execute, make_join, make_plan
+from tests.worker.logit_reference import reference_edits
+from tests.worker.plan_builder import GREEDY, execute, make_join, make_plan
 from tests.worker.thread_ranks import on_all, thread_ranks
 from tests.worker.tiny_models import CPU, reference_logits, save_llama
 from worker.attention.torch_attention import TorchAttention
@@ -175,6 +178,59 @@ def test_sampling_depends_on_seed_and_position_only(tiny):
     assert len(set(draws[0])) > 3
 
 
+EDITED = SamplingParams(
+    temperature=1.0,
+    seed=77,
+    presence_penalty=0.3,
+    frequency_penalty=0.9,
+    repetition_penalty=1.2,
+    logit_bias={4: 1.5, 9: -2.0},
+    bad_word_ids=[[100], [5, 6]],
+    min_tokens=6,
+    stop_token_ids=[2, 17],
+)
+
+
+def test_greedy_tokens_of_edited_logits(tiny):
+    """Beside a neighbour without edits, whose tokens stay the model's."""
+    path, reference = tiny
+    driver = Driver(path)
+    params = [msgspec.structs.replace(EDITED, temperature=0.0), GREEDY]
+    outputs = [driver.start(PROMPTS[:2], params)]
+    outputs += [driver.step(decode=[0, 1]) for _ in range(15)]
+    tokens = [list(prompt) for prompt in PROMPTS[:2]]
+    for output in outputs:
+        logits = [reference_logits(reference, known)[-1] for known in tokens]
+        edited = reference_edits(logits[0].tolist(), params[0], PROMPTS[0], tokens[0][5:])
+        expected = [int(np.argmax(edited)), int(logits[1].argmax())]
+        assert output.tokens.tolist() == expected
+        for known, token in zip(tokens, expected, strict=True):
+            known.append(token)
+    assert len(set(tokens[0])) > len(set(tokens[1]))
+
+
+def test_edited_samples_do_not_depend_on_neighbours_or_preemption(tiny):
+    path, _ = tiny
+    alone = Driver(path)
+    expected = alone.start([PROMPTS[0]], [EDITED]).tokens.tolist()
+    expected += [int(alone.step(decode=[0]).tokens[0]) for _ in range(14)]
+
+    driver = Driver(path)
+    filtered = SamplingParams(temperature=0.8, seed=3, top_k=9)
+    tokens = driver.start(PROMPTS, [EDITED, filtered, EDITED]).tokens.tolist()[:1]
+    tokens += [int(driver.step(decode=[0, 1, 2]).tokens[0]) for _ in range(6)]
+    # What was computed after the last committed token is dropped, and counts for nothing.
+    driver.step(decode=[0])
+    resumed = make_join(
+        3, PROMPTS[0] + tokens, range(50, 60), generation=9, prompt_len=5, params=EDITED
+    )
+    output = driver.step(leaves=[0], joins=[resumed], chunks=[(3, 0, 12, 1)], decode=[1])
+    tokens.append(int(output.tokens[1]))
+    tokens += [int(driver.step(decode=[1, 3]).tokens[1]) for _ in range(7)]
+    assert tokens == expected
+    assert len(set(tokens)) > 5
+
+
 def test_logprobs(tiny):
     path, reference = tiny
     driver = Driver(path)
@@ -196,6 +252,45 @@ def test_logprobs(tiny):
     assert ids[1:3] == expected.topk(2).indices.tolist()
     assert values[:3] == pytest.approx([float(expected[i]) for i in ids[:3]], abs=1e-4)
     assert driver.step(decode=[1]).logprobs is None
+
+
+@pytest.mark.parametrize("budget", [11, 4])
+def test_prompts_are_scored(tiny, budget: int):
+    """Beside a decode row and a chunk that does not want it, in whatever pieces."""
+    path, reference = tiny
+    driver = Driver(path)
+    driver.start(PROMPTS[:1])
+    params = SamplingParams(temperature=0.0, seed=0, prompt_logprobs=2, logprobs=0)
+    joins = [
+        make_join(2, [7, 8], [30]),
+        make_join(1, [*PROMPTS[1], 3], range(20, 23), prompt_len=11, params=params),
+    ]
+    found, ranks = {}, []
+    for start in range(0, 12, budget):
+        count = min(budget, 12 - start)
+        chunks = [(2, 0, 2, 1)] if start == 0 else []
+        chunks.append((1, start, count, int(start + count == 12)))
+        output = driver.step(joins=joins, decode=[0], chunks=chunks)
+        joins = []
+        columns = output.prompt_logprobs
+        assert (output.logprobs is not None) == bool(chunks[-1][3])
+        if columns is None:
+            assert start >= 10
+            continue
+        assert set(unpack_int32(columns.rows)) == {len(chunks)}
+        assert set(unpack_int32(columns.n)) == {3}
+        ids = np.array(unpack_int32(columns.ids)).reshape(-1, 3).tolist()
+        values = np.array(unpack_float32(columns.values)).reshape(-1, 3).tolist()
+        positions = unpack_int32(columns.positions)
+        found |= dict(zip(positions, zip(ids, values, strict=True), strict=True))
+        ranks += unpack_int32(columns.ranks)
+    expected = reference_logits(reference, PROMPTS[1]).log_softmax(-1)
+    assert list(found) == list(range(1, 11))
+    for position, (ids, values) in found.items():
+        row = expected[position - 1]
+        assert ids == [PROMPTS[1][position], *row.topk(2).indices.tolist()]
+        assert values == pytest.approx([float(row[i]) for i in ids], abs=1e-4)
+        assert ranks[position - 1] == int((row >= row[ids[0]]).sum())
 
 
 def poison(driver: Driver, token: int) -> None:
@@ -279,19 +374,24 @@ def test_other_errors_pass(tiny, monkeypatch: pytest.MonkeyPatch):
 # Several ranks
 
 MIXED_PARAMS = [
-    SamplingParams(temperature=0.0, seed=0, logprobs=2),
+    SamplingParams(temperature=0.0, seed=0, logprobs=2, prompt_logprobs=1),
     SamplingParams(temperature=0.9, seed=5),
     SamplingParams(temperature=0.9, seed=6, top_k=20, top_p=0.9, logprobs=0),
 ]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_report_what_one_rank_does(tiny_of_eight_heads: Path, size: int):
+EDITED_PARAMS = [msgspec.structs.replace(EDITED, temperature=0.0), MIXED_PARAMS[2], EDITED]
+
+
+@pytest.mark.parametrize(
+    ("size", "params"), [(2, MIXED_PARAMS), (4, MIXED_PARAMS), (2, EDITED_PARAMS)]
+)
+def test_ranks_report_what_one_rank_does(tiny_of_eight_heads: Path, size: int, params):
     """131 tokens divide by neither size; two KV heads are shared by four ranks."""
 
     def run(driver: Driver) -> list[StepOutput]:
         return [
-            driver.start(PROMPTS, MIXED_PARAMS),
+            driver.start(PROMPTS, params),
             driver.step(decode=[2, 0]),
             *(driver.step(decode=[0, 1, 2]) for _ in range(8)),
         ]
@@ -305,6 +405,10 @@ def test_ranks_report_what_one_rank_does(tiny_of_eight_heads: Path, size: int):
             assert output.tokens.tolist() == alone.tokens.tolist()
             assert output.counts.tolist() == alone.counts.tolist()
             assert (output.logprobs is None) == (rank > 0 or alone.logprobs is None)
+            scores, alones = output.prompt_logprobs, alone.prompt_logprobs
+            assert (scores is None) == (rank > 0 or alones is None)
+            if scores is not None:
+                assert (scores.ids, scores.ranks) == (alones.ids, alones.ranks)
             if output.logprobs is not None:
                 assert output.logprobs.ids == alone.logprobs.ids
                 assert unpack_float32(output.logprobs.values) == pytest.approx(

@@ -2,7 +2,8 @@ import numpy as np
 import torch
 
 from protocol.messages import SamplingParams
-from worker.sampling_slots import NO_LOGPROBS, SamplingSlots
+from worker.logit_edits import Known
+from worker.sampling_slots import NO_LOGPROBS, SamplingSlots, Variant
 
 CPU = torch.device("cpu")
 
@@ -56,8 +57,17 @@ def test_what_is_on_the_device():
     assert slots.temperatures.tolist()[:2] == [0.0, 0.0]
 
 
-def test_who_has_filters():
-    has = [make().any_filtered(np.array([slot], dtype=np.int32)) for slot in range(6)]
-    assert has == [False, False, True, True, False, False]
-    assert make().any_filtered(np.array([1, 3], dtype=np.int32))
-    assert not make().any_filtered(np.array([1, 4, 0], dtype=np.int32))
+def test_what_drawing_takes():
+    slots = make()
+    takes = [slots.variant(np.array([slot], dtype=np.int32)) for slot in range(6)]
+    assert takes == [Variant.PLAIN] * 2 + [Variant.FILTERED] * 2 + [Variant.PLAIN] * 2
+    assert slots.variant(np.array([1, 3], dtype=np.int32)) is Variant.FILTERED
+    assert slots.variant(np.array([1, 4, 0], dtype=np.int32)) is Variant.PLAIN
+    params = SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=[7])
+    prompt = np.array([1, 2], dtype=np.int32)
+    slots.edits.join([Known(slot=4, params=params, token_ids=prompt, prompt_len=2)])
+    both = np.array([3, 4], dtype=np.int32)
+    assert slots.variant(both) is Variant.EDITED
+    assert slots.variant(both, np.array([9, 4], dtype=np.int32)) is Variant.EDITED
+    assert slots.variant(both, np.array([9, 5], dtype=np.int32)) is Variant.FILTERED
+    assert slots.variant(both[:1]) is Variant.FILTERED

@@ -274,6 +274,126 @@ def test_logprobs_of_both_endpoints(serve):
     }
 
 
+def test_an_echo_with_logprobs_covers_prompt_and_output(serve):
+    body = {"prompt": "One, two", "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
+
+    async def use(serving):
+        serving.will_say(" three", end=False)
+        whole = await serving.http.post(COMPLETIONS, body)
+        streamed = await serving.http.events(COMPLETIONS, body)
+        params = serving.scheduler.sequences[0].params
+        return whole, streamed, params, serving.decode([200])
+
+    (_, whole), streamed, params, other = serve(use)
+    assert (params.prompt_logprobs, params.logprobs) == (1, 1)
+    (choice,) = whole["choices"]
+    assert "prompt_logprobs" not in choice
+    assert choice["text"] == "One, two three"
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["One", ",", " two", " three"]
+    assert logprobs["token_logprobs"] == [None, -0.25, -0.25, -0.5]
+    first, *others = logprobs["top_logprobs"]
+    assert first is None
+    assert others == [{",": -0.25}, {" two": -0.25}, {" three": -0.5}]
+    assert [max(top.values()) for top in others] == logprobs["token_logprobs"][1:]
+    assert logprobs["text_offset"] == [0, 3, 4, 8]
+    assert streamed[0]["choices"][0]["logprobs"] == logprobs
+    assert other
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_log_probabilities_of_the_prompt(serve, path):
+    body = {"messages": HI} if path == CHAT else {"prompt": [5, 6, 7]}
+
+    async def use(serving):
+        serving.will_say("ok")
+        asked = await serving.http.post(path, {**body, "prompt_logprobs": 1})
+        plain = await serving.http.post(path, body)
+        refused = await serving.http.post(path, {**body, "prompt_logprobs": 1, "stream": True})
+        ids = unpack_int32(serving.scheduler.sequences[0].prompt_ids)
+        return asked, plain, refused, ids, serving.decode
+
+    (_, asked), (_, plain), (status, refused), ids, decode = serve(use)
+    place = (lambda answer: answer) if path == CHAT else (lambda answer: answer["choices"][0])
+    assert "prompt_logprobs" not in place(plain)
+    first, *others = place(asked)["prompt_logprobs"]
+    assert first is None
+    assert len(others) == len(ids) - 1
+    for position, (token_id, entry) in enumerate(zip(ids[1:], others, strict=True), 1):
+        assert entry[str(token_id)] == {
+            "logprob": -0.25,
+            "rank": 1 + position % 2,
+            "decoded_token": decode([token_id], skip_special_tokens=False),
+        }
+        assert set(entry) == {str(token_id)}
+    assert (status, refused["error"]["param"]) == (400, "prompt_logprobs")
+
+
+def test_a_prompt_is_cut_where_that_is_asked_for(serve):
+    async def use(serving):
+        serving.will_say("ok")
+        long = {"prompt": "one two three " * 900, "truncate_prompt_tokens": -1, "max_tokens": 12}
+        short = {"prompt": [5, 6, 7], "truncate_prompt_tokens": 2}
+        statuses = [(await serving.http.post(COMPLETIONS, body))[0] for body in (long, short)]
+        lengths = [len(each.prompt_ids) // 4 for each in serving.scheduler.sequences]
+        return statuses, lengths, serving.scheduler.sequences[1].prompt_ids
+
+    statuses, lengths, kept = serve(use)
+    assert (statuses, lengths) == ([200, 200], [500, 2])
+    assert unpack_int32(kept) == [6, 7]
+
+
+def test_tokens_are_called_by_id_where_that_is_asked_for(serve):
+    async def use(serving):
+        serving.will_say("Hi!", end=False)
+        more = {"max_tokens": 1, "return_tokens_as_token_ids": True}
+        chat = {"messages": HI, "logprobs": True, "top_logprobs": 2, **more}
+        completion = {"prompt": "x", "logprobs": 2, **more}
+        return await serving.http.post(CHAT, chat), await serving.http.post(COMPLETIONS, completion)
+
+    (_, chat), (_, completion) = serve(use)
+    (entry,) = chat["choices"][0]["logprobs"]["content"]
+    (token,) = completion["choices"][0]["logprobs"]["tokens"]
+    assert token.startswith("token_id:")
+    assert entry["token"] == token
+    assert entry["bytes"] == [72, 105]
+    assert [top["token"] for top in entry["top_logprobs"]] == [token, "token_id:100"]
+    tops = completion["choices"][0]["logprobs"]["top_logprobs"]
+    assert tops == [{token: -0.5, "token_id:100": -1.5}]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_the_parameters_in_effect_where_they_are_asked_for(serve, path):
+    body = {"messages": HI} if path == CHAT else {"prompt": "x"}
+    body |= {"return_sampling_params": True, "seed": 5, "top_p": 0.5, "min_tokens": 1}
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, repetition_penalty=1.1, max_tokens=7)
+
+    async def use(serving):
+        serving.will_say("ok")
+        whole = await serving.http.post(path, body)
+        events = await serving.http.events(path, body)
+        plain = await serving.http.post(path, {**body, "return_sampling_params": False})
+        return whole[1], events, plain[1]
+
+    whole, events, plain = serve(use, defaults=defaults)
+    assert whole["sampling_params"] == {
+        "temperature": 0.6,
+        "top_p": 0.5,
+        "top_k": 20,
+        "min_p": 0.0,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": 5,
+        "max_tokens": 7 if path == CHAT else 16,
+        "min_tokens": 1,
+        "stop_token_ids": [2],
+    }
+    assert events[0]["sampling_params"] == whole["sampling_params"]
+    assert all("sampling_params" not in event for event in events[1:-1])
+    assert "sampling_params" not in plain
+
+
 def test_token_ids_where_they_are_asked_for(serve):
     async def use(serving):
         serving.will_say("Hi!")
@@ -305,7 +425,8 @@ def test_nulls_mean_absent(serve):
     names = (
         "model max_tokens stop temperature seed n stream stream_options logprobs top_logprobs "
         "tools logit_bias response_format user stop_token_ids ignore_eos max_completion_tokens "
-        "cache_salt suffix top_k min_p echo"
+        "cache_salt suffix top_k min_p echo presence_penalty frequency_penalty repetition_penalty "
+        "allowed_token_ids bad_words"
     )
     nulls = dict.fromkeys(names.split())
 
@@ -342,6 +463,12 @@ def test_the_parameters_reach_the_scheduler(serve):
         "stop": "END",
         "stop_token_ids": [11, 12],
         "ignore_eos": True,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.25,
+        "logit_bias": {"7": 2, "8": -100},
+        "allowed_token_ids": [7, 9],
+        "bad_words": ["Paris", " Rome", "Paris"],
     }
 
     async def use(serving):
@@ -354,6 +481,11 @@ def test_the_parameters_reach_the_scheduler(serve):
     first, second, third = (sequence.params for sequence in serve(use))
     assert (first.temperature, first.top_p, first.top_k, first.min_p) == (0.25, 0.5, 7, 0.125)
     assert (first.seed, first.max_tokens, first.min_tokens) == (-3, 9, 4)
+    penalties = (first.presence_penalty, first.frequency_penalty, first.repetition_penalty)
+    assert penalties == (0.5, -1.0, 1.25)
+    assert (first.logit_bias, first.allowed_token_ids) == ({7: 2.0, 8: -100.0}, [7, 9])
+    paris, rome = [[38634], [7042]], [[46292], [7268]]
+    assert (first.bad_words, first.bad_word_ids) == ([], [*paris, *rome])
     assert (first.stop, first.stop_token_ids, first.ignore_eos) == ([], [11, 12], True)
     assert second.max_tokens == 3
     assert third.max_tokens == 16
@@ -386,6 +518,7 @@ def test_a_request_comes_before_the_models_defaults_and_these_before_the_apis(se
         "top_k": 20,
         "top_p": 0.95,
         "min_p": 0.0,
+        "repetition_penalty": 1.0,
         "max_tokens": 7,
     }
 
@@ -472,10 +605,35 @@ def test_salts_and_keys_part_the_prefix_cache(serve):
         (COMPLETIONS, {"prompt": "x", "stop_token_ids": [49152]}, 400, "stop_token_ids"),
         (COMPLETIONS, {"prompt": "x", "stop_token_ids": [*range(5, 69)]}, 400, "stop_token_ids"),
         (COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs"),
-        (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo"),
+        (COMPLETIONS, {"prompt": "x", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
+        (COMPLETIONS, {"prompt": "x", "echo": True, "truncate_prompt_tokens": 1}, 400, "echo"),
+        (
+            CHAT,
+            {"messages": HI, "spaces_between_special_tokens": False},
+            400,
+            "spaces_between_special_tokens",
+        ),
+        (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 21}, 400, "prompt_logprobs"),
+        (COMPLETIONS, {"prompt": "x", "prompt_logprobs": -1}, 400, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, 400, "suffix"),
-        (COMPLETIONS, {"prompt": "x", "presence_penalty": 0.5}, 400, "presence_penalty"),
-        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "presence_penalty": 2.5}, 400, "presence_penalty"),
+        (COMPLETIONS, {"prompt": "x", "frequency_penalty": "1"}, 400, "frequency_penalty"),
+        (COMPLETIONS, {"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"five": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"-5": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 1, "05": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"49152": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "x", "allowed_token_ids": []}, 400, "allowed_token_ids"),
+        (COMPLETIONS, {"prompt": "x", "allowed_token_ids": [49152]}, 400, "allowed_token_ids"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "allowed_token_ids": [2], "stop_token_ids": [2], "min_tokens": 1},
+            400,
+            "allowed_token_ids",
+        ),
+        (COMPLETIONS, {"prompt": "x", "bad_words": [""]}, 400, "bad_words"),
+        (COMPLETIONS, {"prompt": "x", "bad_words": ["a b " * 30]}, 400, "bad_words"),
         (COMPLETIONS, {"prompt": "x", "guided_json": {}}, 400, "guided_json"),
         (COMPLETIONS, {"prompt": "x", "model": "other"}, 404, "model"),
         (COMPLETIONS, {"prompt": "x", "model": "../x" * 1000}, 404, "model"),
@@ -545,9 +703,8 @@ def test_what_cannot_be_done_is_an_error_object_before_any_event(
     ("field", "value"),
     [
         ("presence_penalty", 0),
-        ("frequency_penalty", 0.0),
-        ("repetition_penalty", 1.0),
         ("logit_bias", {}),
+        ("bad_words", []),
         ("tools", []),
         ("tool_choice", "auto"),
         ("response_format", {"type": "text"}),
@@ -726,6 +883,7 @@ def test_models_and_version(serve):
             "top_k": 0,
             "top_p": 1.0,
             "min_p": 0.0,
+            "repetition_penalty": 1.0,
             "max_tokens": None,
         },
     }

@@ -86,3 +86,35 @@ def test_values_are_finite(value):
     assert [top.logprob for top in content.top_logprobs] == [-1.0, FLOOR]
     assert writer(1).completion([entry]).token_logprobs == [FLOOR]
     msgspec.json.decode(msgspec.json.encode(content))
+
+
+def test_a_prompts_entries():
+    first = TokenLogprobs([4], [])
+    entries = [first, TokenLogprobs([1, 0, 2], [-2.0, -0.5, -1.0], 1, 7)]
+    assert msgspec.to_builtins(writer(2).prompt(entries)) == [
+        None,
+        {
+            "1": {"logprob": -2.0, "rank": 7, "decoded_token": "b"},
+            "0": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
+            "2": {"logprob": -1.0, "rank": 2, "decoded_token": "\ufffd"},
+        },
+    ]
+    likely = TokenLogprobs([0, 0, 1], [-0.5, -0.5, -math.inf], 1, 1)
+    assert msgspec.to_builtins(writer(2).prompt([likely])) == [
+        {
+            "0": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
+            "1": {"logprob": FLOOR, "rank": 2, "decoded_token": "b"},
+        }
+    ]
+
+
+def test_an_echoed_prompts_tokens_come_first_and_never_go_beyond_it():
+    prompt = [TokenLogprobs([4], []), TokenLogprobs([0, 0], [-0.5, -0.5], 1, 1)]
+    output = [TokenLogprobs([1], [-2.0])]
+    # The echo leaves out the first token, as if it were a BOS.
+    assert msgspec.to_builtins(writer(1, text_offset=1).completion(output, prompt)) == {
+        "tokens": [" long", "a", "b"],
+        "token_logprobs": [None, -0.5, -2.0],
+        "top_logprobs": [None, {"a": -0.5}, {"b": -2.0}],
+        "text_offset": [0, 1, 1],
+    }

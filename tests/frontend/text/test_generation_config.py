@@ -29,13 +29,16 @@ def test_sampling_parameters_become_defaults(tmp_path):
             "max_new_tokens": 2048,
             "eos_token_id": [1, 2],
             "transformers_version": "4.51.0",
-            "repetition_penalty": 1.0,
+            "repetition_penalty": 1.05,
+            "encoder_repetition_penalty": 1.0,
         },
     )
     assert config.defaults == SamplingDefaults(
-        temperature=0.6, top_k=20, top_p=0.95, min_p=0.05, max_tokens=2048
+        temperature=0.6, top_k=20, top_p=0.95, min_p=0.05, repetition_penalty=1.05, max_tokens=2048
     )
-    assert config.given == ["temperature", "top_k", "top_p", "min_p", "max_tokens"]
+    assert config.given == [
+        *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
+    ]
     assert config.not_honoured == []
 
 
@@ -58,7 +61,7 @@ def test_what_cannot_be_honoured_is_named(tmp_path):
     config = read(
         tmp_path,
         {
-            "repetition_penalty": 1.05,
+            "repetition_penalty": 2.05,
             "no_repeat_ngram_size": 3,
             "num_beams": 1,
             "suppress_tokens": [],
@@ -68,7 +71,7 @@ def test_what_cannot_be_honoured_is_named(tmp_path):
         },
     )
     assert config.not_honoured == [
-        *("temperature=2.5", "top_p=0", "repetition_penalty=1.05", "no_repeat_ngram_size=3")
+        *("temperature=2.5", "top_p=0", "repetition_penalty=2.05", "no_repeat_ngram_size=3")
     ]
     assert config.defaults == SamplingDefaults(top_k=5)
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from protocol.messages import SamplingParams
 from worker.batch import SampledRows
+from worker.logit_edits import Known
 from worker.parallel import OneRank
-from worker.sampling_slots import SamplingSlots
+from worker.sampling_slots import SamplingSlots, Variant
 from worker.shard import divide_vocabulary
 from worker.sharded_sampler import ShardedSampler
 from worker.slot_sampler import FAILED, TorchSlotSampler
@@ -41,17 +42,23 @@ class Rank:
         return torch.stack([self._parts.of_rank.get(rank, part) for rank in range(self.size)])
 
 
-def make_slots(device: torch.device, *, has_filters: bool) -> SamplingSlots:
+def make_slots(device: torch.device, variant: Variant) -> SamplingSlots:
     slots = SamplingSlots(ROWS, VOCAB_SIZE, device)
     params = [
         SamplingParams(
             temperature=0.0 if slot % 3 == 0 else 0.8,
             seed=slot,
-            top_k=3 if has_filters and slot == 4 else 0,
+            top_k=3 if variant >= Variant.FILTERED and slot == 4 else 0,
         )
         for slot in range(ROWS)
     ]
     slots.join(range(ROWS), params)
+    if variant is Variant.EDITED:
+        edited = SamplingParams(logit_bias={60: -100.0, 9: 4.0}, presence_penalty=1.0)
+        tokens = np.array([5, 9], dtype=np.int32)
+        slots.edits.join(
+            Known(slot=slot, params=edited, token_ids=tokens, prompt_len=1) for slot in (0, 1, 2)
+        )
     return slots
 
 
@@ -67,9 +74,9 @@ def make_rows(device: torch.device) -> SampledRows:
     return SampledRows(slots=index, indices=index + 9, host_slots=slots)
 
 
-def expect(device: torch.device, *, has_filters: bool) -> tuple[list[int], list[int]]:
+def expect(device: torch.device, variant: Variant) -> tuple[list[int], list[int]]:
     """Return what torch's sampler reports, and the last tokens it leaves."""
-    slots = make_slots(device, has_filters=has_filters)
+    slots = make_slots(device, variant)
     sampler = TorchSlotSampler(slots, ShardedSampler(VOCAB_SIZE, OneRank()))
     reported = sampler.sample(make_logits(device), make_rows(device)).tolist()
     assert reported[2] == FAILED
@@ -83,18 +90,18 @@ def check(reported: Tensor, slots: SamplingSlots, expected: tuple[list[int], lis
     assert last_tokens == [token for slot, token in enumerate(expected[1]) if slot != 2]
 
 
-@pytest.mark.parametrize("has_filters", [False, True])
-def test_alone(device: torch.device, has_filters: bool):
-    slots = make_slots(device, has_filters=has_filters)
+@pytest.mark.parametrize("variant", list(Variant))
+def test_alone(device: torch.device, variant: Variant):
+    slots = make_slots(device, variant)
     sampler = CudaSampler(slots, VOCAB_SIZE, OneRank())
     reported = sampler.sample(make_logits(device), make_rows(device))
-    check(reported, slots, expect(device, has_filters=has_filters))
+    check(reported, slots, expect(device, variant))
     logits = make_logits(device)[:2]
     assert torch.equal(sampler.whole_logits(logits), logits)
 
 
-@pytest.mark.parametrize("has_filters", [False, True])
-def test_ranks_draw_what_one_draws(device: torch.device, has_filters: bool):
+@pytest.mark.parametrize("variant", list(Variant))
+def test_ranks_draw_what_one_draws(device: torch.device, variant: Variant):
     parts = Parts(3)
     logits, rows = make_logits(device), make_rows(device)
     for is_last in (False, True):
@@ -103,7 +110,7 @@ def test_ranks_draw_what_one_draws(device: torch.device, has_filters: bool):
             own = logits[:, shard.ids.start : shard.ids.start + shard.ids.size]
             padding = (0, shard.width - shard.ids.size)
             own = torch.nn.functional.pad(own, padding, value=float("-inf"))
-            slots = make_slots(device, has_filters=has_filters)
+            slots = make_slots(device, variant)
             reported = CudaSampler(slots, VOCAB_SIZE, Rank(parts, rank)).sample(own, rows)
             if is_last:
-                check(reported, slots, expect(device, has_filters=has_filters))
+                check(reported, slots, expect(device, variant))
