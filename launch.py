@@ -53,7 +53,7 @@ from scheduler.config import (
     SchedulerConfig,
     token_budget,
 )
-from worker.config import QUANTIZATIONS, WorkerConfig
+from worker.config import KV_CACHE_DTYPES, QUANTIZATIONS, WorkerConfig
 from worker.cuda_driver import gpu_memory
 from worker.find_model import find_model
 from worker.memory_plan import DEFAULT_NUM_SEQS, memory_table
@@ -102,6 +102,10 @@ class LaunchConfig:
     quantization: str = dataclasses.field(
         default="auto",
         metadata=flag("weights inside the layers; auto: the checkpoint's", *QUANTIZATIONS),
+    )
+    kv_cache_dtype: str = dataclasses.field(
+        default="auto",
+        metadata=flag("keys and values in the KV cache; auto: as --dtype", *KV_CACHE_DTYPES),
     )
     host: str = dataclasses.field(
         default="127.0.0.1", metadata=flag("address of the HTTP endpoint")
@@ -392,6 +396,7 @@ def _build_commands(
         device=config.device,
         dtype=config.dtype,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         attention=config.attention,
         load_format=config.load_format,
         max_model_len=config.max_model_len,
@@ -456,6 +461,7 @@ def describe(config: LaunchConfig) -> str:
             tp=config.tp,
             dtype=config.dtype,
             quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
             block_size=config.block_size,
             utilization=config.gpu_memory_utilization,
             max_num_batched_tokens=token_budget(config.policy, config.max_num_batched_tokens),

@@ -3,9 +3,11 @@
 A case has sequences of odd lengths around block boundaries, some of which decode while others have
 a chunk. Their blocks lie scattered in the cache. Whatever no sequence has written is as wrong as
 another may have left it: NaN where a back end clears what it opens, else merely large.
+
+With a cache in fp8 what is compared with is attention over the rounded keys and values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,10 +22,13 @@ from worker.batch import BatchBuilder, ForwardBatch
 from worker.chunk_inputs import ChunkInputs
 from worker.decode_inputs import DecodeInputs
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
+from worker.kv_rounding import E4M3, round_to_e4m3
 from worker.layers.rotary import Rotation
 from worker.slot_tables import SlotTables
 from worker.step_rows import Chunk, Int32Array, StepRows, int32_view
 
+COMPUTE_IN_FP8 = ("fa3",)
+"""Back ends that round queries and the softmax's weights too where the cache is in fp8."""
 ALLOWED_RATIO = 2
 """How many times as far off as attention written out plainly in its dtype a back end may be."""
 
@@ -132,11 +137,18 @@ def usual(head_dim: int) -> LayerAttention:
 
 
 def largest_errors(
-    case: Case, name: str, *, dtype: torch.dtype, device: torch.device, as_graph: bool = False
+    case: Case,
+    name: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    as_graph: bool = False,
+    is_fp8: bool = False,
 ) -> Errors:
     """Return how far a back end is off at most, in the layer where that is worst.
 
-    With `as_graph`, rows go the way a CUDA graph's do, with padding behind them.
+    With `as_graph`, rows go the way a CUDA graph's do, with padding behind them; with `is_fp8` the
+    cache is in fp8.
     """
     generator = torch.Generator(device).manual_seed(case.seed)
     shape = case.shape
@@ -144,15 +156,17 @@ def largest_errors(
     def random(*sizes: int) -> Tensor:
         return torch.randn(sizes, generator=generator, device=device).to(dtype)
 
-    contents = [random(end, 2, shape.num_kv_heads, shape.head_dim) for end in case.ends]
+    computed = [random(end, 2, shape.num_kv_heads, shape.head_dim) for end in case.ends]
+    contents = [round_to_e4m3(c).to(dtype) for c in computed] if is_fp8 else computed
     queries = [
         random(end - start, shape.num_heads, shape.head_dim)
         for start, end in zip(case.starts, case.ends, strict=True)
     ]
-    cache, tables = _written_cache(case, name, contents, dtype=dtype, device=device)
+    kv_dtype = E4M3 if is_fp8 else dtype
+    cache, tables = _written_cache(case, name, contents, dtype=kv_dtype, device=device)
     sinks = random(shape.num_heads).float() if case.has_sinks else None
-    attention = build_attention(name, cache, shape.num_heads, case.layers)
-    fresh = torch.cat([c[start:] for c, start in zip(contents, case.starts, strict=True)])
+    attention = build_attention(name, cache, shape.num_heads, case.layers, dtype)
+    fresh = torch.cat([c[start:] for c, start in zip(computed, case.starts, strict=True)])
     query = torch.cat(queries)
     if as_graph:
         assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
@@ -162,17 +176,18 @@ def largest_errors(
     else:
         step = attention.start_step(_batch(case, cache, tables))
     num_rows = sum(map(len, queries))
+    plainly = _attention_in_fp8 if is_fp8 and name in COMPUTE_IN_FP8 else plain_attention
     errors = []
     for layer, how in enumerate(case.layers):
         output = step.attend(layer, unrotated(query, fresh, sinks))[:num_rows]
         exact, plain = (
             torch.cat(
                 [
-                    plain_attention(q, c, start, computed_in, how=how, sinks=sinks)
+                    attend(q, c, start, computed_in, how=how, sinks=sinks)
                     for q, c, start in zip(queries, contents, case.starts, strict=True)
                 ]
             )
-            for computed_in in (torch.float64, dtype)
+            for attend, computed_in in ((plain_attention, torch.float64), (plainly, dtype))
         )
         errors.append(
             Errors(
@@ -205,6 +220,7 @@ def plain_attention(
     *,
     how: LayerAttention | None = None,
     sinks: Tensor | None = None,
+    round_weights: Callable[[Tensor], Tensor] = lambda weights: weights,
 ) -> Tensor:
     """Attend from positions `start` on, all in `dtype`. [n, heads, d], [end, 2, kv_heads, d]"""
     how = how or usual(query.shape[2])
@@ -221,8 +237,30 @@ def plain_attention(
         sink = sinks.to(dtype)[:, None, None].expand(-1, len(query), 1)
         scores = torch.cat((scores, sink), dim=2)
     weights = scores.softmax(-1)[:, :, : len(contents)]
-    attended: Tensor = (weights @ values).transpose(0, 1).flatten(1)
+    attended: Tensor = (round_weights(weights) @ values).transpose(0, 1).flatten(1)
     return attended
+
+
+def _attention_in_fp8(
+    query: Tensor,
+    contents: Tensor,
+    start: int,
+    dtype: torch.dtype,
+    *,
+    how: LayerAttention,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attend as above, with queries and weights rounded to e4m3."""
+
+    def rounded(weights: Tensor) -> Tensor:
+        # They are rounded before they are divided by their sum, when the largest is some 2^n.
+        scale = 256 / weights.amax(dim=2, keepdim=True)
+        return (weights * scale).to(E4M3).to(dtype) / scale
+
+    query = round_to_e4m3(query).to(dtype)
+    return plain_attention(
+        query, contents, start, dtype, how=how, sinks=sinks, round_weights=rounded
+    )
 
 
 def _largest_difference(output: Tensor, exact: Tensor) -> float:
@@ -243,8 +281,14 @@ def _written_cache(
     counts = [-(-end // size) for end in case.ends]
     layout = AttentionChoice(name=name, reason="").layout
     cache = KVCache(shape, sum(counts) + 3, dtype=dtype, device=device, layout=layout)
-    is_cleared = layout is KVLayout.HEADS_FIRST
-    cache.data.fill_(float("nan") if is_cleared else 1e4)
+    if layout is KVLayout.HEADS_FIRST:  # this layout's back end clears what it opens
+        cache.data.fill_(float("nan"))
+    elif dtype == E4M3:
+        keys, values = cache.data.unbind(1)
+        keys.fill_(float("nan"))
+        values.fill_(torch.finfo(E4M3).max)
+    else:
+        cache.data.fill_(1e4)
     cache.clear_blocks([cache.pad_block])
     blocks = np.random.default_rng(case.seed).permutation(cache.num_blocks).astype(np.int32)
     tables = np.full((len(counts), max(counts) + 2), -1, dtype=np.int32)
@@ -263,12 +307,15 @@ def _write(cache: KVCache, table: Tensor, tokens: Tensor) -> None:
     size = cache.shape.block_size
     positions = torch.arange(len(tokens), device=tokens.device)
     blocks, offsets = table[positions // size].long(), positions % size
+    data = cache.data
+    if data.dtype == E4M3:
+        tokens, data = tokens.to(E4M3).view(torch.uint8), data.view(torch.uint8)
     if cache.layout is KVLayout.HEADS_FIRST:
         # This layout's back end has cleared a block when it began to fill it.
         cache.clear_blocks(set(blocks.tolist()))
-        cache.data[:, :, :, blocks, offsets] = tokens.permute(1, 2, 0, 3)
+        data[:, :, :, blocks, offsets] = tokens.permute(1, 2, 0, 3)
     else:
-        cache.data[:, :, blocks, offsets] = tokens.transpose(0, 1)
+        data[:, :, blocks, offsets] = tokens.transpose(0, 1)
 
 
 def _step_rows(case: Case) -> StepRows:

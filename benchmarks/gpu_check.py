@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_check [--model DIR|FILE.gguf] [--back-ends fa3 flash-attn triton torch]
 
 - attention: every back end on random paged batches against attention in float64; it may be at most
-  twice as far off as attention written out plainly in its dtype; with windows and sinks too
+  twice as far off as attention written out plainly in its dtype; with windows and sinks too, and
+  over a cache in fp8, where it is held to attention over the rounded keys and values
 - draw: the sampling kernel against torch's sampler
 - tokens: the whole runner in bfloat16 against transformers in float32 over 64 tokens of each of 50
   prompts, pieces of our own pages, with CUDA graphs and without; a token may differ only where the
@@ -49,6 +50,7 @@ from worker.decode_inputs import DecodeInputs
 from worker.find_model import find_model
 from worker.graph_store import GraphStore
 from worker.kv_cache import KVCache, KVCacheShape
+from worker.kv_rounding import E4M3
 from worker.logit_edits import Known
 from worker.model_files import is_gguf, read_model_config
 from worker.model_loading import load_model
@@ -123,11 +125,12 @@ def check_attention(
     as_graph: bool,
     windows: Sequence[int | None] = (None,),
     has_sinks: bool = False,
+    is_fp8: bool = False,
 ) -> Outcome:
     """Run random cases, as they are or as graphs have them."""
     errors = []
     row_counts = [(5, 4), (0, 3), (9, 0), (33, 2), (1, 0)]
-    if len(windows) > 1:
+    if len(windows) > 1 or is_fp8:
         row_counts.append((300, 0))  # so many that a library decodes them itself
     for seed, (num_decode, num_chunks) in enumerate(row_counts):
         case = random_case(
@@ -139,7 +142,9 @@ def check_attention(
             windows=windows,
             has_sinks=has_sinks,
         )
-        errors.append(largest_errors(case, name, dtype=dtype, device=device, as_graph=as_graph))
+        errors.append(
+            largest_errors(case, name, dtype=dtype, device=device, as_graph=as_graph, is_fp8=is_fp8)
+        )
     return _outcome(errors)
 
 
@@ -221,7 +226,9 @@ def _tell(found: Comparison) -> str:
     )
 
 
-def check_graphs(model: Path, name: str, device: torch.device, variant: Variant) -> Outcome:
+def check_graphs(
+    model: Path, name: str, device: torch.device, variant: Variant, *, is_fp8: bool = False
+) -> Outcome:
     """Replay every bucket and run it eagerly, from the same state."""
     from worker.cuda_sampler import CudaSampler  # noqa: PLC0415 - needs Triton
 
@@ -240,8 +247,9 @@ def check_graphs(model: Path, name: str, device: torch.device, variant: Variant)
         model, config, group=OneRank(), max_model_len=max_len, dtype=dtype, device=device
     )
     num_blocks = slots * max_blocks
-    cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
-    attention = build_attention(name, cache, config.num_heads, layer_attentions(config))
+    kv_dtype = E4M3 if is_fp8 else dtype
+    cache = KVCache(shape, num_blocks, dtype=kv_dtype, device=device, layout=choice.layout)
+    attention = build_attention(name, cache, config.num_heads, layer_attentions(config), dtype)
     assert isinstance(attention, PagedAttention), "only paged back ends can be captured"
     sampling = _sampling(slots + 1, config.vocab_size, device, variant)
     edits = sampling.edits.tensors.all()
@@ -266,7 +274,7 @@ def check_graphs(model: Path, name: str, device: torch.device, variant: Variant)
             # But for plain ones, the first replay captures, which changes the padding slot.
             rows = np.arange(bucket, dtype=np.int32)
             graphs.replay(bucket, rows, np.zeros_like(rows), variant)
-    contents = torch.randn(cache.data.shape, dtype=dtype, device=device)
+    contents = torch.randn(cache.data.shape, dtype=dtype, device=device).to(kv_dtype)
     tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
     tables = tables.reshape(slots, max_blocks)
     state.set_blocks([(slot, 0, tables[slot]) for slot in range(slots)])
@@ -406,6 +414,8 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
                         f"attention {name} {heads} {str(dtype)[6:]}{' graph' * as_graph}",
                         partial(check_attention, name, shape, dtype, device, as_graph=as_graph),
                     )
+        if name != "flash-attn":
+            _add_fp8(table, name, device)
         _add_windows(table, name, device)
         _add_block_sizes(table, name, device)
     for vocab_size in (151_936, 49_152, 1003):
@@ -435,6 +445,11 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
                     f"graphs {name} {variant.name.lower()}",
                     partial(check_graphs, path, name, device, variant),
                 )
+            if name != "flash-attn":
+                table.add(
+                    f"graphs {name} cache in fp8",
+                    partial(check_graphs, path, name, device, Variant.PLAIN, is_fp8=True),
+                )
     for name in back_ends:
         for eager in (True,) if name == "torch" else (True, False):
             flag = "float32" if name == "torch" else "bfloat16"
@@ -443,6 +458,34 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
                 partial(check_tokens, path, name, references[flag], flag, eager=eager),
             )
     return table.num_wrong
+
+
+def _add_fp8(table: Table, name: str, device: torch.device) -> None:
+    """Check a cache in fp8, also with windows and sinks, and more rows than ours decodes."""
+    choice = AttentionChoice(name=name, reason="")
+    for heads in (*SHAPES, *WINDOWED_SHAPES):
+        shape = Shape(
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_dim=heads[2],
+            block_size=choice.block_size(None),
+        )
+        is_windowed = heads in WINDOWED_SHAPES
+        for as_graph in (False, True) if choice.is_graphable else (False,):
+            table.add(
+                f"attention {name} {heads} cache in fp8{' graph' * as_graph}",
+                partial(
+                    check_attention,
+                    name,
+                    shape,
+                    torch.bfloat16,
+                    device,
+                    as_graph=as_graph,
+                    windows=WINDOWS if is_windowed else (None,),
+                    has_sinks=is_windowed,
+                    is_fp8=True,
+                ),
+            )
 
 
 def _add_windows(table: Table, name: str, device: torch.device) -> None:

@@ -21,6 +21,7 @@ from benchmarks.environment import ROOT, commit, cpu_name, today
 from benchmarks.rows import report
 from benchmarks.workloads import MAX_MODEL_LEN, TEMPERATURE, WORKLOADS, Request, warm_up
 from frontend import LLM, SamplingParams
+from worker.config import KV_CACHE_DTYPES
 from worker.model_files import read_model_config
 
 RESULTS = ROOT / "benchmarks" / "results" / "offline.jsonl"
@@ -37,6 +38,7 @@ def main() -> None:
             device=arguments.device,
             dtype=arguments.dtype,
             quantization=arguments.quantization,
+            kv_cache_dtype=arguments.kv_cache_dtype,
             attention=arguments.attention,
             enforce_eager=arguments.enforce_eager,
             block_size=arguments.block_size,
@@ -60,6 +62,7 @@ def main() -> None:
                 "device": device_name(arguments.device),
                 "dtype": dtype_name(arguments.dtype, model, arguments.device),
                 "quantization": arguments.quantization,
+                "kv_cache_dtype": arguments.kv_cache_dtype,
                 "attention": facts.back_end if facts else arguments.attention,
                 "commit": commit(),
                 "date": today(),
@@ -87,6 +90,7 @@ def parse_arguments() -> argparse.Namespace:
         "--attention", choices=("auto", "flash-attn", "fa3", "triton", "torch"), default="auto"
     )
     parser.add_argument("--quantization", choices=("auto", "none", "fp8"), default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--block-size", type=int)
     parser.add_argument("--max-in-flight", type=int, choices=(1, 2), default=2)

@@ -1,18 +1,20 @@
 """What a model makes of a fixed text, here and in transformers: its perplexity, and how far off.
 
-    python -m benchmarks.perplexity [--model M] [--dtype D …] [--quantization Q …] [--reference]
+    python -m benchmarks.perplexity [--model M] [--dtype D …] [--quantization Q …]
+        [--kv-cache-dtype K …] [--reference]
 
 The text (`benchmarks/texts`) is the language reference of Python, cut into chunks of 2,048 tokens
 that know nothing of each other; every token of a chunk but its first is predicted. Ours are the
 loaded model, its attention back end and a paged cache, a chunk a step as in serving; transformers
 computes the same chunks in float32. Prints one JSON row for each.
 
-Every dtype is run with every quantisation. With `--reference` a row of ours says how much its
-perplexity differs (`change`, relative), and the mean of |difference| of the tokens'
-log-probabilities, in which nothing cancels out.
+Every dtype is run with every quantisation and every dtype of the KV cache. With `--reference` a row
+of ours says how much its perplexity differs (`change`, relative), and the mean of |difference| of
+the tokens' log-probabilities, in which nothing cancels out.
 """
 
 import argparse
+import itertools
 import math
 import time
 import warnings
@@ -32,9 +34,10 @@ from protocol.columns import pack_int32
 from protocol.messages import Join, SamplingParams, StepPlan
 from worker.attention.choice import build_attention, choose_attention
 from worker.batch import BatchBuilder
-from worker.config import QUANTIZATIONS
+from worker.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from worker.find_model import find_model
 from worker.kv_cache import KVCache, KVCacheShape
+from worker.kv_rounding import kv_cache_dtype
 from worker.layers.linear import fewest_rows
 from worker.model_files import is_gguf, read_model_config
 from worker.model_loading import load_model
@@ -83,15 +86,17 @@ def main() -> None:
         report(common | names | figures(reference) | place, keep_in)
     config = read_model_config(model)
     for dtype in arguments.dtype or [config.dtype]:
-        for flag in arguments.quantization:
+        for flag, cache in itertools.product(arguments.quantization, arguments.kv_cache_dtype):
             storage = choose_storage(flag, config.quantization)
-            ours = our_scores(model, tokens, DTYPES[dtype], device, storage, flag)
+            ours = our_scores(model, tokens, DTYPES[dtype], device, storage, flag, cache)
             row = figures(ours)
             if reference is not None:
                 row["change"] = round(ours.perplexity / reference.perplexity - 1, 6)
                 difference = (ours.logprobs - reference.logprobs).abs().mean()
                 row["logprob_difference"] = float(f"{float(difference):.3g}")
             names = {"engine": "tokenwire", "dtype": dtype, "quantization": storage}
+            if cache != "auto":
+                names["kv_cache_dtype"] = cache
             report(common | names | row | place, keep_in)
 
 
@@ -101,6 +106,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="", help="directory, Hub id or GGUF file")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: the checkpoint's")
     parser.add_argument("--quantization", nargs="+", choices=QUANTIZATIONS, default=["auto"])
+    parser.add_argument("--kv-cache-dtype", nargs="+", choices=KV_CACHE_DTYPES, default=["auto"])
     parser.add_argument("--tokens", type=whole(2), default=20_000, help="of the text, at most")
     parser.add_argument("--reference", action="store_true", help="transformers too, in float32")
     parser.add_argument(
@@ -143,8 +149,12 @@ def our_scores(
     device: torch.device,
     storage: Storage,
     flag: str = "auto",
+    cache_flag: str = "auto",
 ) -> Scores:
-    """Return the log-probabilities that Tokenwire's model gives. `flag`: of `--quantization`."""
+    """Return the log-probabilities that Tokenwire's model gives.
+
+    `flag` is that of `--quantization`, `cache_flag` that of `--kv-cache-dtype`.
+    """
     config = read_model_config(path)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     check_storage(
@@ -159,7 +169,13 @@ def our_scores(
         device=device,
         storage=storage,
     )
-    choice = choose_attention("auto", capability=capability, dtype=dtype, head_dim=config.head_dim)
+    choice = choose_attention(
+        "auto",
+        capability=capability,
+        dtype=dtype,
+        head_dim=config.head_dim,
+        is_fp8=cache_flag == "fp8",
+    )
     shape = KVCacheShape(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
@@ -167,8 +183,16 @@ def our_scores(
         block_size=choice.block_size(None),
     )
     num_blocks = -(-CHUNK // shape.block_size)
-    cache = KVCache(shape, num_blocks, dtype=dtype, device=device, layout=choice.layout)
-    attention = build_attention(choice.name, cache, config.num_heads, layer_attentions(config))
+    cache = KVCache(
+        shape,
+        num_blocks,
+        dtype=kv_cache_dtype(cache_flag, dtype),
+        device=device,
+        layout=choice.layout,
+    )
+    attention = build_attention(
+        choice.name, cache, config.num_heads, layer_attentions(config), dtype
+    )
     table = SlotTable(
         slots=1,
         num_blocks=num_blocks,

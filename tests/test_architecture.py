@@ -51,7 +51,7 @@ def test_no_bytes_become_code(path):
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_files_stay_readable_in_one_sitting(path):
     if path.name == "launch.py":
-        limit = 700  # its table of flags is a third of it, and has one for every choice
+        limit = 710  # its table of flags is a third of it, and has one for every choice
     elif path.name == "messages.py":
         limit = 740  # all message types, with their documentation
     else:

@@ -9,6 +9,7 @@ from worker.faults import Faults
 ATTENTION_BACK_ENDS = ("auto", "flash-attn", "fa3", "triton", "torch")
 DEVICES = ("auto", "cuda", "cpu")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+KV_CACHE_DTYPES = ("auto", "fp8")
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("auto", "none", "fp8")
 MAX_RANKS = 1024
@@ -27,7 +28,7 @@ class WorkerConfig:
     dtype: str = field(
         default="auto",
         metadata={
-            "help": "of weights and cache; auto: the checkpoint's on CUDA, float32 on CPU",
+            "help": "weights and activations; auto: the checkpoint's on CUDA, float32 on CPU",
             "choices": DTYPES,
         },
     )
@@ -36,6 +37,13 @@ class WorkerConfig:
         metadata={
             "help": "of weights inside the layers; auto: the checkpoint's",
             "choices": QUANTIZATIONS,
+        },
+    )
+    kv_cache_dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "of keys and values in the KV cache; auto: as --dtype",
+            "choices": KV_CACHE_DTYPES,
         },
     )
     attention: str = field(
@@ -121,6 +129,7 @@ class WorkerConfig:
             ("--device", self.device, ("auto", "cpu")),
             ("--attention", self.attention, ("auto",)),
             ("--quantization", self.quantization, ("auto", "none")),
+            ("--kv-cache-dtype", self.kv_cache_dtype, ("auto",)),
         ):
             if self.fake_workers and value not in legal:
                 raise ValueError(

@@ -85,7 +85,11 @@ class MemoryPlan:
             ("step's tensors", self.workspace, "--max-num-batched-tokens"),
             ("CUDA graphs", self.graphs, "--max-num-seqs, --enforce-eager"),
             ("driver and others", self.other, ""),
-            ("KV cache", max(0, self.kv_cache), "--num-blocks, --gpu-memory-utilization"),
+            (
+                "KV cache",
+                max(0, self.kv_cache),
+                "--num-blocks, --gpu-memory-utilization, --kv-cache-dtype",
+            ),
             ("left free", self.total - int(self.total * self.utilization), ""),
         )
         return "\n".join(
@@ -182,6 +186,7 @@ def estimate_memory(
     *,
     tp: int,
     item_bytes: int,
+    kv_item_bytes: int,
     block_size: int,
     total: int,
     utilization: float,
@@ -192,8 +197,8 @@ def estimate_memory(
 ) -> MemoryPlan:
     """Return what rank 0 of `tp` will need, before anything is loaded.
 
-    `item_bytes` are those of a number in the model's dtype, `storage` says how products keep their
-    weights.
+    `item_bytes` are those of a number in the model's dtype, `kv_item_bytes` those of one in the KV
+    cache, `storage` says how products keep their weights.
     """
     heads = divide_heads(model.num_heads, model.num_kv_heads, rank=0, size=tp)
     query, key_value = heads.query.size * model.head_dim, heads.key_value.size * model.head_dim
@@ -220,7 +225,7 @@ def estimate_memory(
         workspace=tokens * per_token * item_bytes + logits + scratch,
         other=DRIVER_BYTES,
         graphs=graph_reserve(num_graphs, max_num_seqs, model.vocab_size),
-        block_bytes=2 * model.num_layers * key_value * block_size * item_bytes,
+        block_bytes=2 * model.num_layers * key_value * block_size * kv_item_bytes,
     )
 
 
@@ -230,6 +235,7 @@ def memory_table(
     tp: int,
     dtype: str,
     quantization: str,
+    kv_cache_dtype: str,
     block_size: int | None,
     utilization: float,
     max_num_batched_tokens: int,
@@ -237,16 +243,19 @@ def memory_table(
     has_graphs: bool,
     total: int,
 ) -> list[str]:
-    """Return what a GPU of `total` bytes would hold, a line for each part.
+    """Return what a GPU of `total` bytes would hold, a line for each part and one for the tokens.
 
     The rest are the flags of these names, None where one is not given.
     """
     num_seqs = max_num_seqs or DEFAULT_NUM_SEQS["cuda"]
+    positions = block_size or DEFAULT_BLOCK_SIZE
+    item_bytes = 4 if (model.dtype if dtype == "auto" else dtype) == "float32" else 2
     plan = estimate_memory(
         model,
         tp=tp,
-        item_bytes=4 if (model.dtype if dtype == "auto" else dtype) == "float32" else 2,
-        block_size=block_size or DEFAULT_BLOCK_SIZE,
+        item_bytes=item_bytes,
+        kv_item_bytes=1 if kv_cache_dtype == "fp8" else item_bytes,
+        block_size=positions,
         total=total,
         utilization=utilization,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -254,7 +263,8 @@ def memory_table(
         num_graphs=max_num_graphs(num_seqs) if has_graphs else 0,
         storage=choose_storage(quantization, model.quantization),
     )
-    return plan.table().splitlines()
+    num_tokens = max(0, plan.kv_cache) // plan.block_bytes * positions
+    return [*plan.table().splitlines(), f"{'tokens in cache':<18} {num_tokens:>12}"]
 
 
 def _gib(num_bytes: int) -> str:

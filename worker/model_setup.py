@@ -26,6 +26,7 @@ from worker.kv_cache import (
     cpu_num_blocks,
     require_cpu_memory,
 )
+from worker.kv_rounding import kv_cache_dtype
 from worker.layers.linear import fewest_rows
 from worker.memory_plan import DEFAULT_NUM_SEQS, MemoryPlan, graph_reserve, require_weights_fit
 from worker.model_config import ModelConfig
@@ -72,6 +73,7 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
         storage=storage,
         available_bytes=torch.cuda.mem_get_info(device)[1] if is_cuda else available_memory_bytes(),
     )
+    kv_dtype = kv_cache_dtype(config.kv_cache_dtype, dtype)
     choice = _attention(config, model_config, dtype, device)
     heads = divide_heads(
         model_config.num_heads, model_config.num_kv_heads, rank=config.rank, size=config.tp
@@ -116,16 +118,26 @@ def build_model_runner(config: WorkerConfig) -> ModelRunner:
     sampling = SamplingSlots(slots + 1, model_config.vocab_size, device)
     cuda_sampler = _cuda_sampler(sampling, model_config, group) if device.type == "cuda" else None
     num_blocks = config.num_blocks or _num_blocks(
-        config, model_config, model, choice, shape, heads, cuda_sampler, dtype=dtype, device=device
+        config,
+        model_config,
+        model,
+        choice,
+        shape,
+        heads,
+        cuda_sampler,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        device=device,
     )
-    cache = _allocate(shape, num_blocks, choice, dtype=dtype, device=device)
+    cache = _allocate(shape, num_blocks, choice, dtype=kv_dtype, device=device)
     log.info(
-        "cache blocks=%d block_size=%d bytes=%d", num_blocks, shape.block_size, cache.data.nbytes
+        "cache blocks=%d block_size=%d bytes=%d dtype=%s",
+        *(num_blocks, shape.block_size, cache.data.nbytes, str(kv_dtype).removeprefix("torch.")),
     )
     attention = build_attention(
-        choice.name, cache, heads.query.size, layer_attentions(model_config)
+        choice.name, cache, heads.query.size, layer_attentions(model_config), dtype
     )
-    num_host_blocks = int(config.swap_space_gib * 2**30) // shape.block_bytes(dtype)
+    num_host_blocks = int(config.swap_space_gib * 2**30) // shape.block_bytes(kv_dtype)
     host_blocks = _host_blocks(cache, num_host_blocks) if num_host_blocks else None
     facts = EngineFacts(
         rank=config.rank,
@@ -268,6 +280,7 @@ def _attention(
         capability=torch.cuda.get_device_capability(device) if is_cuda else None,
         dtype=dtype,
         head_dim=model.head_dim,
+        is_fp8=config.kv_cache_dtype == "fp8",
     )
     log.info("attention back_end=%s because: %s", choice.name, choice.reason)
     return choice
@@ -331,17 +344,21 @@ def _num_blocks(
     cuda_sampler: "CudaSampler | None",
     *,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     device: torch.device,
 ) -> int:
     """Return how many blocks memory allows."""
-    block_bytes = shape.block_bytes(dtype)
+    block_bytes = shape.block_bytes(kv_dtype)
     if cuda_sampler is None:
         return cpu_num_blocks(block_bytes, tp=config.tp, available_bytes=available_memory_bytes())
     slots = _slots(config, device)
-    scratch = KVCache(shape, 0, dtype=dtype, device=device, layout=choice.layout)
+    scratch = KVCache(shape, 0, dtype=kv_dtype, device=device, layout=choice.layout)
+    attention = build_attention(
+        choice.name, scratch, heads.query.size, layer_attentions(model_config), dtype
+    )
     measured = measure_worst_step(
         model,
-        build_attention(choice.name, scratch, heads.query.size, layer_attentions(model_config)),
+        attention,
         scratch,
         cuda_sampler,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -113,7 +113,7 @@ def _hello(config: WorkerConfig, runner: StepRunner) -> Hello:
         fingerprint=fingerprint(
             config.model,
             arithmetic=f"{config.load_format} {config.device} {config.dtype} {config.quantization} "
-            f"{facts.back_end}",
+            f"{config.kv_cache_dtype} {facts.back_end}",
             tp=config.tp,
             max_model_len=facts.max_model_len,
         ),

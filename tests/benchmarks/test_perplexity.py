@@ -35,3 +35,5 @@ def test_tiny_model_as_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ours.perplexity == pytest.approx(theirs.perplexity, rel=1e-3)
     fp8 = our_scores(tmp_path, tokens, torch.float32, CPU, "fp8")
     assert 0 < abs(math.log(fp8.perplexity / theirs.perplexity)) < 0.5
+    cached = our_scores(tmp_path, tokens, torch.float32, CPU, "none", cache_flag="fp8")
+    assert 0 < abs(math.log(cached.perplexity / theirs.perplexity)) < 0.5

@@ -34,9 +34,20 @@ def test_what_a_gpus_memory_would_go_to(tmp_path: Path, monkeypatch):
         "driver and others",
         "KV cache",
         "left free",
+        "tokens in cache",
     ]
     # Of the smaller GPU, of which a tenth is left free.
-    assert memory[-1].split() == ["left", "free", "4.00", "GiB"]
+    assert memory[-2].split() == ["left", "free", "4.00", "GiB"]
+    tokens = {
+        flag: int(
+            json.loads(launch.describe(dataclasses.replace(config, kv_cache_dtype=flag)))["memory"][
+                -1
+            ].split()[-1]
+        )
+        for flag in ("auto", "fp8")
+    }
+    # The model is float32, so a number takes a quarter; a block is 64 tokens.
+    assert 0 <= tokens["fp8"] - 4 * tokens["auto"] < 4 * 64
     eager = dataclasses.replace(config, enforce_eager=True)
     memory = json.loads(launch.describe(eager))["memory"]
     assert memory[2].split()[2:4] == ["0.00", "GiB"]

@@ -15,6 +15,7 @@ from tests.worker.tiny_models import CPU
 from worker.attention.paged import PagedAttention, write_by_torch
 from worker.attention.torch_attention import TorchAttention
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
+from worker.kv_rounding import E4M3
 from worker.model_files import read_model_config
 from worker.model_loading import load_model
 from worker.model_runner import ModelRunner
@@ -38,8 +39,10 @@ class CoreEngine:
         max_tokens=64,
         is_paged=False,
         prefix_key=None,
+        is_fp8=False,
     ):
         self.is_paged = is_paged
+        self.kv_dtype = E4M3 if is_fp8 else torch.float32
         self.config = read_model_config(path)
         self.facts = EngineFacts(
             rank=0,
@@ -81,14 +84,16 @@ class CoreEngine:
             block_size=facts.block_size,
         )
         layout = KVLayout.BLOCKS_FIRST if self.is_paged else KVLayout.HEADS_FIRST
-        cache = KVCache(shape, facts.num_blocks, dtype=torch.float32, device=CPU, layout=layout)
+        cache = KVCache(shape, facts.num_blocks, dtype=self.kv_dtype, device=CPU, layout=layout)
         if self.is_paged:
             attention = PagedAttention(
                 cache, PlainKernels(), write_by_torch, layer_attentions(config)
             )
         else:
             cache.data[:, :, :, : facts.num_blocks] = float("nan")
-            attention = TorchAttention(cache, heads.query.size, layer_attentions(config))
+            attention = TorchAttention(
+                cache, heads.query.size, layer_attentions(config), torch.float32
+            )
         sampling = SamplingSlots(facts.slots + 1, config.vocab_size, CPU)
         return ModelRunner(
             model,

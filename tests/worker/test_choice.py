@@ -12,7 +12,7 @@ from worker.attention.choice import (
 )
 from worker.kv_cache import KVCache, KVCacheShape, KVLayout
 
-HOPPER, AMPERE, TURING, BLACKWELL = (9, 0), (8, 0), (7, 5), (10, 0)
+HOPPER, AMPERE, TURING, BLACKWELL, ADA = (9, 0), (8, 0), (7, 5), (10, 0), (8, 9)
 ALL = ("flash_attn", "flash_attn_interface", "triton")
 
 
@@ -22,6 +22,7 @@ def choose(
     capability: tuple[int, int] | None = HOPPER,
     dtype: torch.dtype = torch.bfloat16,
     head_dim: int = 128,
+    is_fp8: bool = False,
     installed: tuple[str, ...] = ALL,
 ) -> AttentionChoice:
     return choose_attention(
@@ -29,6 +30,7 @@ def choose(
         capability=capability,
         dtype=dtype,
         head_dim=head_dim,
+        is_fp8=is_fp8,
         installed=installed.__contains__,
     )
 
@@ -57,6 +59,36 @@ def test_auto(facts, name: str):
     assert choice.name == name
     assert choice.is_graphable == (name != "torch")
     assert (choice.layout is KVLayout.HEADS_FIRST) == (name == "torch")
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [
+        ({}, "triton"),
+        ({"capability": ADA, "dtype": torch.float16}, "triton"),
+        ({"installed": ("flash_attn_interface", "flash_attn")}, "fa3"),
+        ({"capability": AMPERE}, "torch"),
+        ({"dtype": torch.float32}, "torch"),
+        ({"capability": None}, "torch"),
+        ({"head_dim": 320}, "torch"),
+    ],
+)
+def test_auto_takes_one_that_reads_fp8(facts, name: str):
+    assert choose(is_fp8=True, **facts).name == name
+
+
+@pytest.mark.parametrize(
+    ("requested", "facts", "sentence"),
+    [
+        ("flash-attn", {}, r"flash-attn cannot read a KV cache in fp8: use triton, fa3 or auto"),
+        ("fa3", {"dtype": torch.float16}, "gives bfloat16 over a KV cache in fp8"),
+        ("fa3", {"head_dim": 72}, "heads of 72 over a KV cache in fp8, only multiples of 16"),
+        ("triton", {"capability": AMPERE}, "reads a KV cache in fp8 only since Ada"),
+    ],
+)
+def test_refused_over_a_cache_in_fp8(requested: str, facts, sentence: str):
+    with pytest.raises(ConfigError, match=sentence):
+        choose(requested, is_fp8=True, **facts)
 
 
 def test_auto_says_why_not():
@@ -110,10 +142,17 @@ def test_block_sizes():
 
 
 @pytest.mark.parametrize(
-    ("block_size", "most_few", "built"),
-    [(64, 8, ["fa3", "triton"]), (64, 0, ["fa3"]), (40, 8, ["fa3"])],
+    ("block_size", "most_few", "kv_dtype", "built"),
+    [
+        (64, 8, torch.bfloat16, ["fa3", "triton"]),
+        (64, 0, torch.bfloat16, ["fa3"]),
+        (40, 8, torch.bfloat16, ["fa3"]),
+        (64, 8, torch.float8_e4m3fn, ["fa3"]),
+    ],
 )
-def test_our_decode_for_few_rows(block_size: int, most_few: int, built: list[str], monkeypatch):
+def test_our_decode_for_few_rows(
+    block_size: int, most_few: int, kv_dtype: torch.dtype, built: list[str], monkeypatch
+):
     names: list[str] = []
 
     def library_kernels(name: str, *_) -> PlainKernels:
@@ -126,9 +165,9 @@ def test_our_decode_for_few_rows(block_size: int, most_few: int, built: list[str
     cache = KVCache(
         shape,
         1,
-        dtype=torch.float32,
+        dtype=kv_dtype,
         device=torch.device("cpu"),
         layout=KVLayout.BLOCKS_FIRST,
     )
-    build_attention("fa3", cache, 1, [LayerAttention(1.0, None)])
+    build_attention("fa3", cache, 1, [LayerAttention(1.0, None)], torch.bfloat16)
     assert names == built

@@ -33,6 +33,7 @@ def test_a_config_survives_its_command_line() -> None:
         ({"threads": 0}, "--threads 0 must be 1 to 4096"),
         ({"device": "cuda"}, "--device cuda does not go with --fake-workers, .* use auto or cpu"),
         ({"attention": "fa3"}, "--attention fa3 does not go with --fake-workers"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8 does not go with --fake-workers"),
         ({"max_model_len": 2**20 + 1}, "--max-model-len 1048577 must be 1 to 1048576"),
         ({"fake_workers": False, "model": ""}, "--model is required without --fake-workers"),
         (

@@ -53,3 +53,33 @@ def test_windows_sinks_and_scale(
         case, "fa3", dtype=torch.bfloat16, device=torch.device("cuda"), as_graph=as_graph
     )
     assert errors.is_within, errors
+
+
+@pytest.mark.parametrize("as_graph", [False, True])
+@pytest.mark.parametrize(("num_decode", "num_chunks"), [(300, 0), (9, 4), (0, 3)])
+@pytest.mark.parametrize("heads", [(16, 8, 128), (9, 3, 64), (8, 4, 256), (8, 2, 80)])
+def test_a_cache_in_fp8(
+    heads: tuple[int, int, int], num_decode: int, num_chunks: int, as_graph: bool
+):
+    pytest.importorskip("flash_attn_interface")
+    num_heads, num_kv_heads, head_dim = heads
+    case = random_case(
+        Shape(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=BLOCK_SIZE
+        ),
+        num_decode=num_decode,
+        num_chunks=num_chunks,
+        max_len=1500,
+        seed=2,
+        windows=(None, 100),
+        has_sinks=head_dim == 64,
+    )
+    errors = largest_errors(
+        case,
+        "fa3",
+        dtype=torch.bfloat16,
+        device=torch.device("cuda"),
+        as_graph=as_graph,
+        is_fp8=True,
+    )
+    assert errors.is_within, errors

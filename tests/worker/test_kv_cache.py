@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ GIB = 1 << 30
 def test_block_bytes():
     assert SHAPE.block_bytes(torch.float32) == 2 * 2 * 3 * 4 * 8 * 4
     assert SHAPE.block_bytes(torch.bfloat16) == 2 * 2 * 3 * 4 * 8 * 2
+    assert SHAPE.block_bytes(torch.float8_e4m3fn) == 2 * 2 * 3 * 4 * 8
 
 
 @pytest.mark.parametrize(
@@ -49,12 +52,13 @@ def test_available_memory():
     assert 1 << 20 < available_memory_bytes() < 1 << 46
 
 
-@pytest.fixture(params=KVLayout)
+@pytest.fixture(params=itertools.product(KVLayout, (torch.float32, torch.float8_e4m3fn)))
 def cache(request: pytest.FixtureRequest) -> KVCache:
     """A cache whose blocks are filled with 1, 2, 3, 4 and 5."""
-    cache = KVCache(SHAPE, 5, dtype=torch.float32, device=torch.device("cpu"), layout=request.param)
+    layout, dtype = request.param
+    cache = KVCache(SHAPE, 5, dtype=dtype, device=torch.device("cpu"), layout=layout)
     blocks_last = cache.data.movedim(block_dim(cache), -1)
-    blocks_last[..., :5] = torch.arange(1.0, 6.0)
+    blocks_last[..., :5] = torch.arange(1.0, 6.0).to(dtype)
     return cache
 
 
@@ -64,7 +68,7 @@ def block_dim(cache: KVCache) -> int:
 
 def contents(cache: KVCache) -> list[float]:
     """Return the number that fills each block."""
-    blocks = cache.data.movedim(block_dim(cache), 0).flatten(1)
+    blocks = cache.data.float().movedim(block_dim(cache), 0).flatten(1)
     assert torch.equal(blocks.amin(1), blocks.amax(1))
     return blocks[:, 0].tolist()
 
@@ -87,9 +91,9 @@ def test_copies_happen_in_order(cache: KVCache):
 
 
 def test_clear_tail(cache: KVCache):
-    before = cache.data.clone()
+    before = cache.data.float().clone()
     cache.clear_tail(1, 3)
-    changed = torch.argwhere(cache.data != before)
+    changed = torch.argwhere(cache.data.float() != before)
     of_block = changed[:, block_dim(cache)]
     of_position = changed[:, 4 if cache.layout is KVLayout.HEADS_FIRST else 3]
     assert set(zip(of_block.tolist(), of_position.tolist(), strict=True)) == {(1, 3)}

@@ -61,7 +61,7 @@ def test_table():
         "step's tensors         1.00 GiB  --max-num-batched-tokens",
         "CUDA graphs            1.00 GiB  --max-num-seqs, --enforce-eager",
         "driver and others      1.00 GiB",
-        "KV cache              29.00 GiB  --num-blocks, --gpu-memory-utilization",
+        "KV cache              29.00 GiB  --num-blocks, --gpu-memory-utilization, --kv-cache-dtype",
         "left free             50.00 GiB",
     ]
 
@@ -115,6 +115,7 @@ def test_four_bits_need_scratch_for_many_rows(tmp_path: Path):
     save_quantized(tmp_path, awq(32), AWQ)
     sizes = {"tp": 1, "item_bytes": 2, "block_size": 16, "total": GIB, "utilization": 0.9}
     sizes |= {"max_num_batched_tokens": 64, "max_num_seqs": 4, "num_graphs": 0}
+    sizes |= {"kv_item_bytes": 2}
     config = read_model_config(tmp_path)
     plain = estimate_memory(config, storage="none", **sizes)
     four = estimate_memory(config, storage="int4", **sizes)
@@ -125,13 +126,15 @@ def test_four_bits_need_scratch_for_many_rows(tmp_path: Path):
     )
 
 
-def test_estimate(tmp_path: Path):
+@pytest.mark.parametrize("kv_item_bytes", [1, 2])
+def test_estimate(tmp_path: Path, kv_item_bytes: int):
     save_llama(tmp_path)
     config = read_model_config(tmp_path)
     estimated = estimate_memory(
         config,
         tp=1,
         item_bytes=2,
+        kv_item_bytes=kv_item_bytes,
         block_size=16,
         total=GIB,
         utilization=0.9,
@@ -141,9 +144,8 @@ def test_estimate(tmp_path: Path):
     )
     assert estimated.weights == 2 * weight_count(config, tp=1)
     assert estimated.other == DRIVER_BYTES
-    assert estimated.block_bytes == 4 * config.num_layers * config.num_kv_heads * 16 * (
-        config.head_dim
-    )
+    numbers = 2 * config.num_layers * config.num_kv_heads * 16 * config.head_dim
+    assert estimated.block_bytes == numbers * kv_item_bytes
     assert estimated.workspace > 2 * 64 * 3 * config.intermediate_size
 
 

@@ -47,6 +47,30 @@ def test_dummy_weights(tmp_path: Path):
     assert runner.facts.num_blocks == 4
 
 
+def test_a_cache_in_fp8(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch):
+    save_llama(tmp_path)
+    block_bytes = 2 * 3 * 2 * 8 * 16  # keys and values, layers, heads, their size, positions
+    monkeypatch.setattr("worker.model_setup.available_memory_bytes", lambda: 4000 * block_bytes)
+    arguments = {"process": PROCESS, "model": str(tmp_path), "threads": 1}
+    swap = 7.5 * block_bytes / 2**30
+    facts = {}
+    for flag, dtype in (("auto", "bfloat16"), ("fp8", "float8_e4m3fn")):
+        with caplog.at_level("INFO"):
+            runner = build_model_runner(
+                WorkerConfig(
+                    **arguments, dtype="bfloat16", kv_cache_dtype=flag, swap_space_gib=swap
+                )
+            )
+        facts[flag] = runner.facts.num_blocks, runner.facts.host_blocks
+        assert (
+            f"dtype={dtype}"
+            in [r.message for r in caplog.records if "cache blocks" in r.message][-1]
+        )
+        plan = make_plan(1, joins=[make_join(0, [1, 2, 3], [0])], chunks=[(0, 0, 3, 1)])
+        assert execute(runner, plan).counts.tolist() == [1]
+    assert facts == {"auto": (500, 3), "fp8": (1000, 7)}
+
+
 @pytest.mark.parametrize(
     ("flags", "word"),
     [

@@ -26,6 +26,22 @@ def test_decode_rows_and_chunks(num_decode: int, num_chunks: int):
     assert errors.is_within, errors
 
 
+@pytest.mark.parametrize(
+    ("num_decode", "num_chunks", "as_graph"), [(5, 4, False), (0, 1, False), (3, 0, True)]
+)
+def test_a_cache_in_fp8_is_read_by_fresh_chunks_too(
+    num_decode: int, num_chunks: int, as_graph: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("benchmarks.attention_cases.COMPUTE_IN_FP8", ())  # these kernels do not
+    case = random_case(
+        SHAPE, num_decode=num_decode, num_chunks=num_chunks, max_len=90, seed=num_decode
+    )
+    errors = largest_errors(
+        case, "fa3", dtype=torch.float32, device=CPU, as_graph=as_graph, is_fp8=True
+    )
+    assert errors.is_within, errors
+
+
 @pytest.mark.parametrize("as_graph", [False, True])
 @pytest.mark.parametrize(("num_decode", "num_chunks"), [(4, 0), (2, 2), (0, 1)])
 def test_layers_of_different_windows_and_sinks(num_decode: int, num_chunks: int, as_graph: bool):

@@ -118,6 +118,21 @@ def test_windows_sinks_and_scale(
     assert errors.is_within, errors
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_decode", "num_chunks"), [(6, 0), (0, 3), (4, 4)])
+def test_a_cache_in_fp8(num_decode: int, num_chunks: int, dtype: torch.dtype):
+    case = random_case(
+        Shape(num_heads=6, num_kv_heads=2, head_dim=8, block_size=16),
+        num_decode=num_decode,
+        num_chunks=num_chunks,
+        max_len=90,
+        seed=5,
+        windows=(None, 16),
+    )
+    errors = largest_errors(case, "torch", dtype=dtype, device=CPU, is_fp8=True)
+    assert errors.is_within, errors
+
+
 def test_blocks_before_the_window_are_not_read():
     how = LayerAttention(0.5, 5)
     _, cache, table = attention_of_one_sequence()

@@ -3,6 +3,10 @@
 Before a call with varying lengths its kernels need a plan of which processor reads what. It
 depends on the lengths and the window alone, so it is made once a step and used by all layers of a
 window.
+
+Over a cache in fp8 everything is in fp8: queries are rounded to e4m3, as are the softmax's weights
+within the kernels, and the output is bfloat16. Scales are 1, which is what the library takes where
+none are given.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +21,9 @@ from worker.attention.fa3_splits import chunk_splits, decode_splits
 from worker.attention.paged import DecodeKernel
 from worker.attention.sinks import share_with_sinks_
 from worker.batch import ChunkBatch
+from worker.kernels.fp8 import round_to_e4m3
 from worker.kv_cache import KVCacheShape
+from worker.kv_rounding import E4M3
 
 _PACKS_GROUP = True
 """Whether the query heads of a KV head are one tile in decode rows: they read the same keys."""
@@ -29,6 +35,7 @@ class Fa3Kernels:
     def __init__(
         self, shape: KVCacheShape, num_heads: int, dtype: torch.dtype, *, num_processors: int
     ) -> None:
+        """`dtype` is the cache's."""
         self._shape = shape
         self._num_heads = num_heads
         self._dtype = dtype
@@ -74,7 +81,10 @@ class Fa3Kernels:
         how: LayerAttention,
         sinks: Tensor | None,
     ) -> Tensor:
-        """Attend to chunks that start their sequences: [rows, heads or kv_heads, head_dim]."""
+        """Attend to chunks that start their sequences: [rows, heads or kv_heads, head_dim].
+
+        Not over a cache in fp8.
+        """
         return _attend(
             query,
             keys,
@@ -175,6 +185,8 @@ def _attend(
     Its Python functions wrap it for gradients, which takes the host longer than a short layer takes
     the GPU.
     """
+    if keys.dtype == E4M3:
+        query = round_to_e4m3(query)
     if how.window is not None:
         call["window_size_left"], call["window_size_right"] = _window_size(how.window)
     output: Tensor

@@ -7,7 +7,12 @@ one call of the library for all of their rows:
     chunks, all from 0      many queries each, over the step's own keys and values: no blocks read
     chunks, some later      many queries each, over the block table
 
-What lies in a block past a row's length is finite, so blocks need no clearing.
+Where the cache is in fp8, chunks that start their sequences read the block table too. Else a token
+would be computed from other keys and values when its prefix comes from the cache than when it does
+not.
+
+What lies in a block past a row's length is finite, but for keys of a cache in fp8, so blocks need
+no clearing.
 """
 
 from collections.abc import Sequence
@@ -20,6 +25,7 @@ from torch import Tensor
 from worker.attention.base import DecodeRows, LayerAttention, ProjectedHeads, StepAttention
 from worker.batch import ChunkBatch, ForwardBatch
 from worker.kv_cache import KVCache, KVLayout
+from worker.kv_rounding import E4M3, round_to_e4m3
 
 
 class DecodeKernel(Protocol):
@@ -86,6 +92,9 @@ class KVWriter(Protocol):
     What is not finite is written as the largest number there is. It then fails the sequence that
     attends to it, and no other: kernels read whole blocks and give what lies past a row's length
     the weight 0, which times NaN would be NaN for whoever has the block next.
+
+    A cache in fp8 has no number so large that it would fail anything. Its keys that are not finite
+    become NaN: kernels overwrite the scores of what lies past a row's length.
     """
 
     def __call__(
@@ -99,7 +108,14 @@ def write_by_torch(projected: ProjectedHeads, cache: LayerCache, cache_positions
     """`KVWriter` of torch's operators: any device and dtype."""
     projected.finish_()
     written = projected.key_value[: len(cache_positions)]
-    written.nan_to_num_(nan=torch.finfo(written.dtype).max)
+    if cache.keys.dtype == E4M3:
+        # Before the values become finite, which is in place.
+        keys = round_to_e4m3(written[:, 0])
+        values = round_to_e4m3(written[:, 1].nan_to_num_(nan=torch.finfo(written.dtype).max))
+        written = torch.stack((keys, values), dim=1).view(torch.uint8)
+        cache = LayerCache(cache.keys.view(torch.uint8), cache.values.view(torch.uint8))
+    else:
+        written.nan_to_num_(nan=torch.finfo(written.dtype).max)
     cache.keys.flatten(0, 1).index_copy_(0, cache_positions, written[:, 0])
     cache.values.flatten(0, 1).index_copy_(0, cache_positions, written[:, 1])
 
@@ -119,6 +135,7 @@ class PagedAttention:
         self._kernels = kernels
         self._writer = writer
         self._caches = [LayerCache(*layer) for layer in cache.data]
+        self._is_rounded = cache.data.dtype == E4M3
         self._layers = tuple(layers)
         self._windows = tuple(dict.fromkeys(layer.window for layer in layers))
 
@@ -138,6 +155,7 @@ class PagedAttention:
             decode=self._start(rows) if batch.num_decode else None,
             kernels=self._kernels,
             chunks=batch.chunk_batch,
+            is_rounded=self._is_rounded,
         )
 
     def start_decode(self, rows: DecodeRows) -> StepAttention:
@@ -151,6 +169,7 @@ class PagedAttention:
             decode=self._start(rows),
             kernels=self._kernels,
             chunks=None,
+            is_rounded=self._is_rounded,
         )
 
     def start_chunks(self, chunks: ChunkBatch, cache_positions: Tensor) -> StepAttention:
@@ -164,6 +183,7 @@ class PagedAttention:
             decode=None,
             kernels=self._kernels,
             chunks=chunks,
+            is_rounded=self._is_rounded,
         )
 
     def _start(self, rows: DecodeRows) -> DecodeKernel:
@@ -185,6 +205,8 @@ class _PagedStep:
     kernels: PagedKernels
     chunks: ChunkBatch | None
     """None if there are none."""
+    is_rounded: bool
+    """The cache has other numbers than the step's keys and values."""
 
     def attend(self, layer: int, projected: ProjectedHeads) -> Tensor:
         """Store, then attend: one call for decode rows, one for chunks."""
@@ -197,7 +219,7 @@ class _PagedStep:
             parts.append(self.decode(rows, cache.keys, cache.values, how, sinks).flatten(1))
         if (chunks := self.chunks) is not None:
             rows = query[self.num_decode : num_tokens]
-            if chunks.is_fresh:
+            if chunks.is_fresh and not self.is_rounded:
                 keys, values = key_value[self.num_decode : num_tokens].unbind(1)
                 attended = self.kernels.attend_fresh(rows, keys, values, chunks, how, sinks)
             else:

@@ -14,6 +14,9 @@ sequence's blocks (`worker.attention.torch_tiles`).
 
 Layers of one window share indices and masks. They gather no blocks before those that reach into
 the window.
+
+A cache in fp8 is gathered as bytes and then converted. Keys and values are rounded in place before
+they are attended to, so that a chunk that starts a sequence sees what later ones will gather.
 """
 
 import itertools
@@ -33,6 +36,7 @@ from worker.attention.torch_tiles import (
 )
 from worker.batch import ChunkRows, ForwardBatch
 from worker.kv_cache import KVCache
+from worker.kv_rounding import E4M3, round_to_e4m3
 from worker.step_rows import Int32Array
 
 BACK_END = "torch"
@@ -46,22 +50,33 @@ _WORTH_SPLITTING = 1024
 class TorchAttention:
     """Attention by torch's own operators."""
 
-    def __init__(self, cache: KVCache, num_heads: int, layers: Sequence[LayerAttention]) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        num_heads: int,
+        layers: Sequence[LayerAttention],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`dtype` is the model's; None: the cache's, which is not in fp8."""
+        dtype = dtype or cache.data.dtype
+        assert dtype != E4M3, "nothing is computed in fp8"
         shape = cache.shape
         assert len(layers) == shape.num_layers, "every layer says how it attends"
         self._cache = cache
         self._num_heads = num_heads
         self._layers = tuple(layers)
         self._windows = tuple(dict.fromkeys(layer.window for layer in layers))
-        self._pools = [
-            layer.view(2 * shape.num_kv_heads, -1, shape.head_dim) for layer in cache.data
-        ]
+        # torch moves 8-bit floats only as bytes.
+        is_rounded = cache.data.dtype == E4M3
+        data = cache.data.view(torch.uint8) if is_rounded else cache.data
+        self._pools = [layer.view(2 * shape.num_kv_heads, -1, shape.head_dim) for layer in data]
         """Per layer [2 · kv_heads, positions, head_dim]: what tokens are written to."""
-        self._runs = [layer.view(-1, shape.block_size * shape.head_dim) for layer in cache.data]
+        self._runs = [layer.view(-1, shape.block_size * shape.head_dim) for layer in data]
         """Per layer [2 · kv_heads · blocks, block_size · head_dim]: what gathers read."""
-        self._block_bytes = shape.block_bytes(cache.data.dtype) // shape.num_layers
-        self._gathered = cache.data.new_empty(0, shape.block_size * shape.head_dim)
-        self._masks = TileMasks(cache.data)
+        self._block_bytes = shape.block_bytes(dtype) // shape.num_layers
+        self._gathered = data.new_empty(0, shape.block_size * shape.head_dim, dtype=dtype)
+        self._codes = torch.empty_like(self._gathered, dtype=torch.uint8) if is_rounded else None
+        self._masks = TileMasks(self._gathered)
 
     def start_step(self, batch: ForwardBatch) -> StepAttention:
         """Compute the indices and masks that all layers of a step share."""
@@ -73,7 +88,7 @@ class TorchAttention:
                 self._cache.clear_tail(int(chunk.block_table[number]), offset)
         reaches = [self._reach(batch, window) for window in self._windows]
         self._reserve(reaches)
-        output = self._cache.data.new_zeros(batch.num_rows, self._num_heads * shape.head_dim)
+        output = self._gathered.new_zeros(batch.num_rows, self._num_heads * shape.head_dim)
         return _TorchStep(
             batch=batch,
             layers=self._layers,
@@ -82,6 +97,7 @@ class TorchAttention:
             views={reach.window: self._view(batch, reach, output) for reach in reaches},
             masks=self._masks,
             output=output,
+            is_rounded=self._codes is not None,
         )
 
     def _reach(self, batch: ForwardBatch, window: int | None) -> "_Reach":
@@ -147,17 +163,15 @@ class TorchAttention:
         queries_per_kv_head = self._num_heads // shape.num_kv_heads
         mask = mask[:, None, None].expand(-1, shape.num_kv_heads, queries_per_kv_head, -1)
 
-        index = self._run_index(blocks)
-        gathered = self._gathered[: len(index)]
-        keys, values = gathered.view(2, -1, num_positions, shape.head_dim)
+        runs = self._run_gather(blocks)
+        keys, values = runs.gathered.view(2, -1, num_positions, shape.head_dim)
         # One group is all decode rows in order: it writes its part of the output in place.
         is_whole = len(rows) == batch.num_decode
         part = output[: len(rows)] if is_whole else output.new_empty(len(rows), output.shape[1])
         return _DecodeGroup(
             rows=None if is_whole else row_index,
-            index=index,
+            runs=runs,
             mask=mask.reshape(len(keys), queries_per_kv_head, num_positions),
-            gathered=gathered,
             keys=keys.transpose(1, 2),
             values=values,
             part=part,
@@ -167,23 +181,23 @@ class TorchAttention:
     def _context(self, chunk: ChunkRows, blocks: range) -> "_Context":
         """Return a sequence's blocks up to a chunk's end."""
         shape = self._cache.shape
-        index = self._run_index(chunk.block_table[None, blocks.start :])
-        gathered = self._gathered[: len(index)]
+        runs = self._run_gather(chunk.block_table[None, blocks.start :])
         num_positions = len(blocks) * shape.block_size
-        keys, values = gathered.view(2, shape.num_kv_heads, num_positions, shape.head_dim)
+        keys, values = runs.gathered.view(2, shape.num_kv_heads, num_positions, shape.head_dim)
         return _Context(
-            index=index,
-            gathered=gathered,
+            runs=runs,
             keys=keys,
             values=values,
             first_key=blocks.start * shape.block_size,
         )
 
-    def _run_index(self, blocks: Tensor) -> Tensor:
-        """Return the runs that hold blocks [rows, n]: keys, then values, by row, head, block."""
+    def _run_gather(self, blocks: Tensor) -> "_RunGather":
+        """Gather the runs that hold blocks [rows, n]: keys, then values, by row, head, block."""
         heads = torch.arange(2 * self._cache.shape.num_kv_heads, device=blocks.device)
         num_pooled = self._cache.num_blocks + 1
-        return (heads.view(2, 1, -1, 1) * num_pooled + blocks[None, :, None, :]).flatten()
+        index = (heads.view(2, 1, -1, 1) * num_pooled + blocks[None, :, None, :]).flatten()
+        codes = None if self._codes is None else self._codes[: len(index)]
+        return _RunGather(index, self._gathered[: len(index)], codes)
 
     def _reserve(self, reaches: Sequence["_Reach"]) -> None:
         """Grow the buffer that steps share; fresh memory each step costs page faults."""
@@ -196,6 +210,8 @@ class TorchAttention:
         num_runs = 2 * shape.num_kv_heads * max(num_blocks, default=0)
         if len(self._gathered) < num_runs:
             self._gathered = self._gathered.new_empty(num_runs, self._gathered.shape[1])
+            if self._codes is not None:
+                self._codes = self._codes.new_empty(self._gathered.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,18 +233,36 @@ class _Reach:
         return -(-int(self.lengths[rows].max()) // block_size)
 
 
+@dataclass(frozen=True, slots=True)
+class _RunGather:
+    """Runs of a layer's cache, side by side."""
+
+    index: Tensor
+    """[runs] int64"""
+    gathered: Tensor
+    """[runs, block_size · head_dim], the buffer"""
+    codes: Tensor | None
+    """The same of bytes, where the cache is in fp8."""
+
+    def read(self, runs: Tensor) -> None:
+        """Fill the buffer from all of a layer's runs."""
+        if self.codes is None:
+            torch.index_select(runs, 0, self.index, out=self.gathered)
+        else:
+            torch.index_select(runs, 0, self.index, out=self.codes)
+            self.gathered.copy_(self.codes.view(E4M3))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecodeGroup:
     """Decode rows of similar length, attended to together; `length` is the longest's, in blocks."""
 
     rows: Tensor | None
     """[rows] int64 which decode rows; None: all of them in order."""
-    index: Tensor
-    """[2 · rows · kv_heads · blocks] int64, the runs to gather."""
+    runs: _RunGather
+    """Of 2 · rows · kv_heads · blocks; keys and values view its buffer."""
     mask: Tensor
     """[rows · kv_heads, queries per KV head, length] 0, or -inf past a row's length."""
-    gathered: Tensor
-    """[2 · rows · kv_heads · blocks, block_size · head_dim] the buffer that the next two view."""
     keys: Tensor
     """[rows · kv_heads, head_dim, length]"""
     values: Tensor
@@ -244,7 +278,7 @@ class _DecodeGroup:
         """Write the rows' attention into the output. query [decode rows, heads, head_dim]"""
         if self.rows is not None:
             query = query.index_select(0, self.rows)
-        torch.index_select(runs, 0, self.index, out=self.gathered)
+        self.runs.read(runs)
         shape = self.attended.shape
         scores = torch.baddbmm(self.mask, query.reshape(shape), self.keys, alpha=scale)
         if sinks is None:
@@ -261,10 +295,8 @@ class _DecodeGroup:
 class _Context:
     """A sequence's blocks, gathered for a chunk that does not start it."""
 
-    index: Tensor
-    """[2 · kv_heads · blocks] int64, the runs to gather."""
-    gathered: Tensor
-    """[2 · kv_heads · blocks, block_size · head_dim], the buffer; keys and values view it."""
+    runs: _RunGather
+    """Of 2 · kv_heads · blocks; keys and values view its buffer."""
     keys: Tensor
     """[kv_heads, positions, head_dim]"""
     values: Tensor
@@ -295,12 +327,19 @@ class _TorchStep:
     masks: TileMasks
     output: Tensor
     """[rows, heads · head_dim]; every layer writes all rows but the padding, which stays zero."""
+    is_rounded: bool
+    """The cache is in fp8."""
 
     def attend(self, layer: int, projected: ProjectedHeads) -> Tensor:
         """Store, then attend: decode rows by group, chunks one by one."""
         projected.finish_()
         query, key_value, sinks = projected.query, projected.key_value, projected.sinks
-        written = key_value.flatten(1, 2)[: self.batch.num_tokens]
+        written = key_value
+        if self.is_rounded:
+            codes = round_to_e4m3(key_value)
+            key_value.copy_(codes)
+            written = codes.view(torch.uint8)
+        written = written.flatten(1, 2)[: self.batch.num_tokens]
         self.pools[layer].index_copy_(1, self.batch.cache_positions, written.transpose(0, 1))
         how, runs = self.layers[layer], self.runs[layer]
         view = self.views[how.window]
@@ -312,7 +351,7 @@ class _TorchStep:
             if context is None:
                 attend_fresh(query[rows], key_value[rows], target, how, sinks, self.masks)
             else:
-                torch.index_select(runs, 0, context.index, out=context.gathered)
+                context.runs.read(runs)
                 attend_tiles(
                     query[rows],
                     context.keys,

@@ -1,4 +1,8 @@
-"""Our own paged kernels, in Triton: any CUDA GPU, any dtype, blocks in multiples of 16."""
+"""Our own paged kernels, in Triton: any CUDA GPU, any dtype, blocks in multiples of 16.
+
+A cache in fp8 is read as such, and becomes the queries' dtype on its way to the tensor cores, which
+changes no number.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +23,7 @@ class TritonKernels:
     def __init__(
         self, shape: KVCacheShape, num_heads: int, dtype: torch.dtype, *, num_processors: int
     ) -> None:
+        """`dtype` is the queries', and what keys and values become where the cache is in fp8."""
         self._shape = shape
         self._num_heads = num_heads
         self._dtype = dtype

@@ -246,17 +246,18 @@ def _attend_split(
             is_held = is_held & (tokens >= length - WINDOW)
         cache_at = blocks.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * token_stride
         blocks = load_blocks(table, start + TILE, table_width, BLOCK_SIZE, TILE)
-        # What lies past the row's end may be NaN, and 0 · NaN is NaN: it must not be loaded.
+        # What lies past the row's end may be NaN, and 0 · NaN is NaN: it must not be loaded. Of a
+        # cache in fp8 every number is one of the query's dtype too.
         key = tl.load(
             keys + cache_at[None, :] + dims[:, None],
             mask=is_held[None, :] & is_dim[:, None],
             other=0.0,
-        )
+        ).to(queries.dtype)
         value = tl.load(
             values + cache_at[:, None] + dims[None, :],
             mask=is_held[:, None] & is_dim[None, :],
             other=0.0,
-        )
+        ).to(queries.dtype)
         scores = tl.dot(queries, key, input_precision="ieee") * score_scale
         scores = tl.where(is_held[None, :], scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, axis=1))

@@ -4,6 +4,7 @@ A program takes one row and keeps it in registers between its largest value and 
 every number crosses memory once: 2 bytes read and 1 written for each of a 16-bit dtype.
 
 The arithmetic is `worker.layers.fp8.quantize_rows`'s, division included, so the codes are the same.
+For a KV cache in fp8 numbers are rounded as they are (`worker.kv_rounding`).
 """
 
 import torch
@@ -42,6 +43,51 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
         **launch_options(x.device),
     )
     return codes, scales
+
+
+def round_to_e4m3(x: Tensor) -> Tensor:
+    """Return the nearest e4m3 numbers, at most 448; what is not finite becomes NaN.
+
+    `x` is [rows, …] with each row's elements together; returns its shape, contiguous.
+    """
+    rows = x.flatten(1)
+    assert rows.data_ptr() == x.data_ptr(), "a row's elements lie together"
+    num_rows, size = rows.shape
+    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    block = triton.next_power_of_2(size)
+    _round_row[(num_rows,)](
+        rows,
+        codes,
+        rows.stride(0),
+        SIZE=size,
+        BLOCK=block,
+        num_warps=min(max(block // (32 * _NUMBERS_PER_THREAD), 1), 16),
+        **launch_options(x.device),
+    )
+    return codes
+
+
+@triton.jit
+def e4m3_or_nan(x):
+    """Round to e4m3, at most 448; what is not finite becomes NaN."""
+    wide = x.to(tl.float32)
+    # Compared first: the conversion saturates, and so would hide infinity.
+    is_finite = tl.abs(wide) <= 3.4028234663852886e38
+    wide = tl.minimum(tl.maximum(wide, -448.0), 448.0)
+    return tl.where(is_finite, wide, float("nan")).to(tl.float8e4nv)
+
+
+@triton.jit
+def _round_row(x, codes, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Round one row."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    held = columns < SIZE
+    values = tl.load(x + row * x_stride + columns, mask=held, other=0.0)
+    tl.store(codes + row * SIZE + columns, e4m3_or_nan(values), mask=held)
 
 
 @triton.jit

@@ -19,7 +19,8 @@ Many rows have programs of more heads: they share the angles and the weights. Fe
 programs, which all run at once, so that what counts is the length of one.
 
 What is not finite is cached as the largest number there is, and values also in place, where kernels
-read them beside their neighbours' (`worker.attention.paged.KVWriter` says why).
+read them beside their neighbours' (`worker.attention.paged.KVWriter` says why). A cache in fp8 gets
+e4m3 numbers of at most 448, and NaN for a key that is not finite.
 
 Roundings are those of `worker.layers.head_norm` and `worker.layers.rotary` on a GPU: normalised in
 float32, rounded to the dtype, times the weight, rounded; times the cosine, rounded; plus the rest.
@@ -30,6 +31,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from worker.kernels.fp8 import e4m3_or_nan
 from worker.kernels.overlap import launch_options
 
 _FEW_ROWS = 64
@@ -59,7 +61,7 @@ def prepare_heads(
                       both where a layer does not rotate
     query_weight, key_weight
                       [head_dim], None for both in a model that does not normalise heads
-    keys, values      [blocks, block_size, num_kv_heads, head_dim]
+    keys, values      [blocks, block_size, num_kv_heads, head_dim], of the heads' dtype or e4m3
     cache_positions   [n] int32 or int64, block · block_size + offset of the first n rows; the
                       others are not written to the cache
 
@@ -196,18 +198,20 @@ def _prepare_runs(
         if start + RUN > NUM_HEADS:
             key = keys + cached + (head - NUM_HEADS) * HEAD_DIM
             is_key = is_rotated & (head >= NUM_HEADS) & is_cached
-            tl.store(key, _finite(turned_a), mask=is_key)
-            tl.store(key + HALF, _finite(turned_b), mask=is_key)
+            kept = keys.dtype.element_ty
+            tl.store(key, _cached_key(turned_a, kept), mask=is_key)
+            tl.store(key + HALF, _cached_key(turned_b, kept), mask=is_key)
             if HAS_REST:
                 is_rest = rest_held & (head >= NUM_HEADS) & (head < NUM_ROTATED) & is_cached
                 key = keys + rest_cached + (head - NUM_HEADS) * HEAD_DIM
-                tl.store(key, _finite(rest_key), mask=is_rest)
+                tl.store(key, _cached_key(rest_key, kept), mask=is_rest)
     if start + RUN > NUM_ROTATED:
         value = values + cached + (head - NUM_ROTATED) * HEAD_DIM
         is_value = held & (head >= NUM_ROTATED)
+        kept = values.dtype.element_ty
         finite_a, finite_b = _finite(first), _finite(second)
-        tl.store(value, finite_a, mask=is_value & is_cached)
-        tl.store(value + HALF, finite_b, mask=is_value & is_cached)
+        tl.store(value, _cached_value(finite_a, kept), mask=is_value & is_cached)
+        tl.store(value + HALF, _cached_value(finite_b, kept), mask=is_value & is_cached)
         # In place too, where it differs: NaN differs from everything.
         tl.store(at, finite_a, mask=is_value & (finite_a != first))
         tl.store(at + HALF, finite_b, mask=is_value & (finite_b != second))
@@ -215,8 +219,26 @@ def _prepare_runs(
             is_rest = rest_held & (head >= NUM_ROTATED)
             finite_rest = _finite(rest)
             value = values + rest_cached + (head - NUM_ROTATED) * HEAD_DIM
-            tl.store(value, finite_rest, mask=is_rest & is_cached)
+            tl.store(value, _cached_value(finite_rest, kept), mask=is_rest & is_cached)
             tl.store(rest_at, finite_rest, mask=is_rest & (finite_rest != rest))
+
+
+@triton.jit
+def _cached_key(x, dtype: tl.constexpr):
+    """Return a key as the cache has it."""
+    cached = _finite(x)
+    if dtype == tl.float8e4nv:
+        cached = e4m3_or_nan(x)
+    return cached
+
+
+@triton.jit
+def _cached_value(x, dtype: tl.constexpr):
+    """Return a finite value as the cache has it."""
+    cached = x
+    if dtype == tl.float8e4nv:
+        cached = e4m3_or_nan(x)
+    return cached
 
 
 @triton.jit

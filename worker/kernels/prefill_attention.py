@@ -381,17 +381,18 @@ def _attend_keys(
         key_at = tokens.to(tl.int64) * token_stride
     else:
         key_at = blocks.to(tl.int64) * block_stride + (tokens % BLOCK_SIZE) * token_stride
-    # What lies past the end may be NaN, and 0 · NaN is NaN: it must not be loaded.
+    # What lies past the end may be NaN, and 0 · NaN is NaN: it must not be loaded. Of a cache in
+    # fp8 every number is one of the queries' dtype too.
     key = tl.load(
         keys + key_at[None, :] + dims[:, None],
         mask=is_held[None, :] & (dims < HEAD_DIM)[:, None],
         other=0.0,
-    )
+    ).to(queries.dtype)
     value = tl.load(
         values + key_at[:, None] + dims[None, :],
         mask=is_held[:, None] & (dims < HEAD_DIM)[None, :],
         other=0.0,
-    )
+    ).to(queries.dtype)
     scores = tl.dot(queries, key, input_precision="ieee") * score_scale
     if IS_MASKED:
         is_seen = tokens[None, :] <= positions[:, None]

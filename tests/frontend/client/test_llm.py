@@ -77,6 +77,7 @@ def test_every_argument_reaches_the_launcher(launched):
         "device": "cpu",
         "dtype": "float32",
         "quantization": "none",
+        "kv_cache_dtype": "fp8",
         "frontends": 3,
         "max_model_len": 512,
         "block_size": 4,

@@ -4,7 +4,8 @@ import torch
 pytest.importorskip("triton")
 
 from tests.worker.kernels.closeness import DTYPES
-from worker.kernels.fp8 import quantize_rows
+from worker import kv_rounding
+from worker.kernels.fp8 import quantize_rows, round_to_e4m3
 from worker.layers import fp8
 
 
@@ -40,3 +41,28 @@ def test_nan_stays(device: torch.device):
     codes, _ = quantize_rows(x)
     assert codes[0, 3].float().isnan() or device.type == "cpu"  # the interpreter makes it 448
     assert codes[1].float().tolist() == [448.0] * 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 3, 16), (5, 1, 9, 64)], ids=str)
+def test_rounded_as_by_torch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device):
+    torch.manual_seed(0)
+    wider = torch.randn(*shape[:-2], shape[-2] + 2, shape[-1]) * torch.logspace(-3, 3, shape[-1])
+    x = wider.to(device, dtype)[..., :-2, :]  # heads of a row that has others behind them
+    rounded, expected = round_to_e4m3(x), kv_rounding.round_to_e4m3(x)
+    assert rounded.shape == x.shape
+    assert rounded.is_contiguous()
+    if device.type == "cuda":
+        assert torch.equal(rounded.view(torch.uint8), expected.view(torch.uint8))
+    else:  # as above
+        close = torch.isclose(rounded.float(), expected.float(), rtol=0.5, atol=2**-8)
+        assert close.all()
+    assert rounded.float().abs().max() == 448
+
+
+def test_rounding_shows_what_is_not_finite(device: torch.device):
+    x = torch.tensor([[float("nan"), float("inf"), float("-inf"), 500.0]], device=device)
+    rounded = round_to_e4m3(x).float()[0]
+    if device.type == "cuda":  # the interpreter has no NaN of this type
+        assert rounded[:3].isnan().all()
+    assert rounded[3] == 448

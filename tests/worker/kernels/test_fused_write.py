@@ -66,3 +66,36 @@ def test_what_is_not_finite_is_cached_as_the_largest_number(device, write: str, 
     assert (pools[1, 0, 0, 1, 1:4].abs() >= 65504).all()
     assert projected.key_value[:, 1].isfinite().all()
     assert (pools[:, 0, 1] == 1).all()
+
+
+@pytest.mark.parametrize("write", ["torch", "fused"])
+@pytest.mark.parametrize("rotary_dim", [HEAD_DIM, 32])
+def test_a_cache_in_fp8_saturates(device, write: str, rotary_dim: int):
+    rope = RopeConfig(theta=1e4, rotary_dim=rotary_dim)
+    rotary = Rotary(rope, max_positions=9, dtype=torch.float32, device=device)
+    heads = torch.ones(2, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM, device=device)
+    # The first part turns, by nothing, the last does not.
+    for column in (0, HEAD_DIM - 4):
+        special = torch.tensor([600.0, -1e30, float("nan"), float("inf")], device=device)
+        heads[0, NUM_HEADS, column : column + 4] = special
+        heads[0, -1, column : column + 4] = special
+    projected = ProjectedHeads(
+        heads=heads,
+        num_heads=NUM_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        head_norm=None,
+        rotation=rotary(torch.zeros(2, dtype=torch.int64, device=device)),
+    )
+    pools = torch.zeros(2, 1, 16, NUM_KV_HEADS, HEAD_DIM, device=device).to(torch.float8_e4m3fn)
+    function = write_by_torch if write == "torch" else write_fused
+    function(projected, LayerCache(*pools), torch.tensor([0, 1], device=device))
+    keys, values = pools.float()
+    for column in (0, HEAD_DIM - 4):
+        key, value = keys[0, 0, 0, column:][:4], values[0, 0, 1, column:][:4]
+        if rotary_dim < HEAD_DIM and column:
+            assert key[:2].tolist() == [448.0, -448.0]
+        if write == "torch" or device.type == "cuda":  # the interpreter has no NaN of this type
+            assert key[2:].isnan().all()
+        assert value.tolist() == [448.0, -448.0, 448.0, 448.0]
+    assert (pools.float()[:, 0, 1] == 1).all()
+    assert projected.key_value[:, 1].isfinite().all()

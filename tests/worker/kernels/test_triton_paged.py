@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from benchmarks.attention_cases import Shape, largest_errors, random_case
+from tests.worker.kernels.closeness import DTYPES
 
 pytest.importorskip("triton")
 
@@ -14,6 +15,17 @@ SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=16, block_size=16)
 def test_decode_rows_and_chunks(num_decode: int, num_chunks: int, dtype: torch.dtype):
     case = random_case(SHAPE, num_decode=num_decode, num_chunks=num_chunks, max_len=90, seed=1)
     errors = largest_errors(case, "triton", dtype=dtype, device=DEVICE)
+    assert errors.is_within, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_decode", "num_chunks", "as_graph"), [(3, 3, False), (3, 0, True)])
+def test_a_cache_in_fp8(num_decode: int, num_chunks: int, as_graph: bool, dtype: torch.dtype):
+    case = random_case(SHAPE, num_decode=num_decode, num_chunks=num_chunks, max_len=90, seed=4)
+    errors = largest_errors(
+        case, "triton", dtype=dtype, device=DEVICE, as_graph=as_graph, is_fp8=True
+    )
     assert errors.is_within, errors
 
 
