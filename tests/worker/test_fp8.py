@@ -100,7 +100,7 @@ def test_on_a_gpu(rows: int, bias: bool):
     x = torch.randn(rows, 64, device=device).to(torch.bfloat16)
     exact = exact_product(x, weight, linear.bias)
     torch.testing.assert_close(
-        linear(x).double(), exact, rtol=2**-8, atol=float(exact.std()) * 1e-4
+        linear(x).double(), exact, rtol=2**-8, atol=float(exact.std()) * 1e-3
     )
     residual = torch.randn(rows, 48, device=device).to(torch.bfloat16)
     assert not linear.add_to(residual, x)

@@ -7,6 +7,7 @@ from benchmarks.gpu_check import check_draw
 from tests.worker.kernels.closeness import DTYPES
 from tests.worker.kernels.draws import check, make_rows
 from worker.kernels.drawing import draw_candidates
+from worker.sampling_slots import Variant
 
 NAN, INF = float("nan"), float("inf")
 
@@ -96,8 +97,8 @@ def test_draws_follow_the_softmax(device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("has_filters", [False, True])
+@pytest.mark.parametrize("variant", Variant)
 @pytest.mark.parametrize("vocab_size", [151_936, 49_152, 1003])
-def test_same_tokens_as_torchs_sampler_on_a_gpu(vocab_size, has_filters):
-    outcome = check_draw(torch.device("cuda"), vocab_size, has_filters=has_filters)
+def test_same_tokens_as_torchs_sampler_on_a_gpu(vocab_size, variant):
+    outcome = check_draw(torch.device("cuda"), vocab_size, variant)
     assert outcome.is_right, outcome.detail

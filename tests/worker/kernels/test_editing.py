@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.worker.kernels.closeness import gpu_only
 from tests.worker.test_logit_edits import PARAMS
 from worker.logit_edits import Known, LogitEdits
 
@@ -73,7 +74,7 @@ def test_counts_stop_at_their_largest(device: torch.device):
     assert int(edits.tensors.counts[0, 7]) == editing.MAX_COUNT
 
 
-@pytest.mark.gpu
+@gpu_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [151_936, 262_144])
 def test_a_real_vocabulary(vocab_size: int, dtype: torch.dtype):

@@ -67,7 +67,7 @@ def _cells(family: Family) -> tuple[str, ...]:
         "≤ 1e-4",
         f"{NUM_TOKENS} equal",
         f"`{family.gguf}`" if family.gguf else "–",
-        "checked" if family.on_gpu else "not yet run",
+        f"{family.on_gpu[0]} / {family.on_gpu[1]}",
     )
 
 
