@@ -112,21 +112,21 @@ def _edit_all(
     logit = tl.load(logits + row * logits_stride + ids, mask=held, other=0.0).to(tl.float32)
     value = logit
     if tl.load(is_edited + slot) != 0:
-        value = _penalised(
+        value = _edited(
             logit,
+            0.0,
             ids,
             held,
             slot,
+            banned,
             in_prompt,
             counts,
-            tl.load(repetition + slot),
-            tl.load(frequency + slot),
-            tl.load(presence + slot),
+            repetition,
+            frequency,
+            presence,
             NUM_IDS,
             WORDS,
         )
-        is_banned = _bit(banned, slot, ids, held, WORDS)
-        value = tl.where(is_banned & (logit < float("inf")), float("-inf"), value)
     tl.store(edited + row * NUM_IDS + ids, value, mask=held)
 
 
@@ -168,21 +168,21 @@ def _edit_few(
         held = ids != _NO_TOKEN
         logit = tl.load(start + ids, mask=held, other=0.0).to(tl.float32)
         bias = tl.load(biases + slot * BIASES + place, mask=held, other=0.0)
-        value = _penalised(
-            logit + bias,
+        value = _edited(
+            logit,
+            bias,
             ids,
             held,
             slot,
+            banned,
             in_prompt,
             counts,
-            tl.load(repetition + slot),
-            tl.load(frequency + slot),
-            tl.load(presence + slot),
+            repetition,
+            frequency,
+            presence,
             NUM_IDS,
             WORDS,
         )
-        is_banned = _bit(banned, slot, ids, held, WORDS)
-        value = tl.where(is_banned & (logit < float("inf")), float("-inf"), value)
         tl.store(out + ids, value, mask=held)
         # A token may have a bias and be banned: what one thread wrote another overwrites.
         tl.debug_barrier()
@@ -230,11 +230,13 @@ def _count(
 
 
 @triton.jit
-def _penalised(
+def _edited(
     logit,
+    bias,
     ids,
     held,
     slot,
+    banned,
     in_prompt,
     counts,
     repetition,
@@ -243,13 +245,18 @@ def _penalised(
     NUM_IDS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Return logits of token ids of a slot's row, with their bias, after the penalties."""
+    """Return logits of token ids of a slot's row after their bias, the penalties and the mask."""
+    biased = logit + bias
+    factor = tl.load(repetition + slot)
     count = tl.load(counts + slot * NUM_IDS + ids, mask=held, other=0).to(tl.float32)
     is_seen = (count > 0) | _bit(in_prompt, slot, ids, held, WORDS)
-    divided = tl.div_rn(logit, tl.zeros_like(logit) + repetition)
-    repeated = tl.where(logit > 0, divided, logit * repetition)
-    value = tl.where(is_seen, repeated, logit) - frequency * count
-    return value - tl.where(count > 0, presence, 0.0)
+    divided = tl.div_rn(biased, tl.zeros_like(biased) + factor)
+    repeated = tl.where(biased > 0, divided, biased * factor)
+    value = tl.where(is_seen, repeated, biased) - tl.load(frequency + slot) * count
+    value -= tl.where(count > 0, tl.load(presence + slot), 0.0)
+    # What the model made NaN or infinite stays, so that the row fails.
+    is_banned = _bit(banned, slot, ids, held, WORDS) & (logit < float("inf"))
+    return tl.where(is_banned, float("-inf"), value)
 
 
 @triton.jit

@@ -39,7 +39,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
         BLOCK=block,
         LARGEST=E4M3_MAX,
         LEAST=LEAST_ABSMAX,
-        num_warps=min(max(block // (32 * _NUMBERS_PER_THREAD), 1), 16),
+        num_warps=_num_warps(block),
         **launch_options(x.device),
     )
     return codes, scales
@@ -61,10 +61,14 @@ def round_to_e4m3(x: Tensor) -> Tensor:
         rows.stride(0),
         SIZE=size,
         BLOCK=block,
-        num_warps=min(max(block // (32 * _NUMBERS_PER_THREAD), 1), 16),
+        num_warps=_num_warps(block),
         **launch_options(x.device),
     )
     return codes
+
+
+def _num_warps(block: int) -> int:
+    return min(max(block // (32 * _NUMBERS_PER_THREAD), 1), 16)
 
 
 @triton.jit
