@@ -63,6 +63,17 @@ class Shape:
     head_dim: int
     block_size: int
 
+    @classmethod
+    def of(cls, heads: tuple[int, int, int], block_size: int) -> "Shape":
+        """Return the shape of (query heads, KV heads, head dimension)."""
+        num_heads, num_kv_heads, head_dim = heads
+        return cls(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_size=block_size,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:

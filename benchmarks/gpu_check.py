@@ -405,9 +405,7 @@ def run(model: str, back_ends: Sequence[str], device: torch.device) -> int:
     for name in back_ends:
         for heads in SHAPES:
             blocks = AttentionChoice(name=name, reason="").block_size(None)
-            shape = Shape(
-                num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2], block_size=blocks
-            )
+            shape = Shape.of(heads, blocks)
             for dtype in (torch.bfloat16, torch.float32 if name == "torch" else torch.float16):
                 for as_graph in (False,) if name == "torch" else (False, True):
                     table.add(
@@ -464,12 +462,7 @@ def _add_fp8(table: Table, name: str, device: torch.device) -> None:
     """Check a cache in fp8, also with windows and sinks, and more rows than ours decodes."""
     choice = AttentionChoice(name=name, reason="")
     for heads in (*SHAPES, *WINDOWED_SHAPES):
-        shape = Shape(
-            num_heads=heads[0],
-            num_kv_heads=heads[1],
-            head_dim=heads[2],
-            block_size=choice.block_size(None),
-        )
+        shape = Shape.of(heads, choice.block_size(None))
         is_windowed = heads in WINDOWED_SHAPES
         for as_graph in (False, True) if choice.is_graphable else (False,):
             table.add(
@@ -494,12 +487,7 @@ def _add_windows(table: Table, name: str, device: torch.device) -> None:
     for heads in WINDOWED_SHAPES:
         if name == "flash-attn" and heads[2] > LARGEST_FLASH_ATTN_HEAD:
             continue
-        shape = Shape(
-            num_heads=heads[0],
-            num_kv_heads=heads[1],
-            head_dim=heads[2],
-            block_size=choice.block_size(None),
-        )
+        shape = Shape.of(heads, choice.block_size(None))
         for has_sinks in (False, True):
             for as_graph in (False, True) if choice.is_graphable else (False,):
                 table.add(
@@ -523,12 +511,7 @@ def _add_block_sizes(table: Table, name: str, device: torch.device) -> None:
     heads = SHAPES[0]
     for block_size in BLOCK_SIZES:
         with contextlib.suppress(ConfigError):
-            shape = Shape(
-                num_heads=heads[0],
-                num_kv_heads=heads[1],
-                head_dim=heads[2],
-                block_size=choice.block_size(block_size),
-            )
+            shape = Shape.of(heads, choice.block_size(block_size))
             row = f"attention {name} {heads} block {block_size}"
             table.add(
                 row, partial(check_attention, name, shape, torch.bfloat16, device, as_graph=False)

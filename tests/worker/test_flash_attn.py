@@ -16,10 +16,7 @@ BLOCK_SIZE = AttentionChoice(name="flash-attn", reason="").block_size(None)
 @pytest.mark.parametrize("heads", [(16, 8, 128), (9, 3, 64)])
 def test_decode_rows_and_chunks(heads: tuple[int, int, int], dtype: torch.dtype, as_graph: bool):
     pytest.importorskip("flash_attn")
-    num_heads, num_kv_heads, head_dim = heads
-    shape = Shape(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=BLOCK_SIZE
-    )
+    shape = Shape.of(heads, BLOCK_SIZE)
     case = random_case(shape, num_decode=9, num_chunks=4, max_len=1500, seed=0)
     errors = largest_errors(
         case, "flash-attn", dtype=dtype, device=torch.device("cuda"), as_graph=as_graph
@@ -36,17 +33,14 @@ def test_windows_sinks_and_scale(
 ):
     """Of rows so many that they are the library's own to decode, and of some with chunks."""
     pytest.importorskip("flash_attn")
-    num_heads, num_kv_heads, head_dim = heads
     case = random_case(
-        Shape(
-            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=BLOCK_SIZE
-        ),
+        Shape.of(heads, BLOCK_SIZE),
         num_decode=num_decode,
         num_chunks=num_chunks,
         max_len=1500,
         seed=1,
         windows=(None, 1, 100, BLOCK_SIZE, 128, 4000),
-        scale=0.8 * head_dim**-0.5,
+        scale=0.8 * heads[2] ** -0.5,
         has_sinks=has_sinks,
     )
     errors = largest_errors(
